@@ -1,0 +1,37 @@
+# Works in .venv and needs only python3 (with venv), gcc and make. A second run is instant.
+.PHONY: setup demo test check format soak bench clean
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+STAMP  := $(VENV)/.ready
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt perilune/kernels/build.py $(wildcard perilune/kernels/*.c perilune/kernels/*.h)
+	test -x $(PYTHON) || python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt torch
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -m perilune.kernels.build
+	touch $(STAMP)
+
+test: setup
+	$(PYTHON) -m pytest -m 'not soak'
+
+check: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PYTHON) -m pytest tests/test_house.py
+
+format: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+soak: setup
+	$(PYTHON) -m pytest -m soak --timeout 7200
+
+demo: setup
+	$(PYTHON) -m perilune.cli.demo
+
+clean:
+	rm -rf $(VENV) build *.egg-info perilune/kernels/*.so

@@ -1,0 +1,251 @@
+"""One YAML file -> frozen settings. Help text, JSON schema and `config show --origin` all come from here.
+
+Precedence: command-line flag > environment > project file (./perilune.yaml) > user file > default.
+Environment variables are `PERILUNE_` + the path of the key in capitals, levels joined by two underscores:
+`PERILUNE_KV_CACHE__DISK_QUOTA=20G`. Never written after `load`; derived values are returned, not stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from perilune.errors import ConfigError
+
+PROJECT_FILE = Path("perilune.yaml")
+ENVIRONMENT_PREFIX = "PERILUNE_"
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_size(value: object) -> object:
+    """Bytes from `512M`, `20G`, `1GiB` or a number. Powers of 1,024."""
+    if isinstance(value, str):
+        match = _SIZE.match(value)
+        if match:
+            return int(float(match[1]) * 1024 ** _POWER[match[2].upper()])
+    return value
+
+
+Bytes = Annotated[int, BeforeValidator(parse_size)]
+
+
+class Block(BaseModel):
+    """A group of settings: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(Block):
+    path: str = Field("smollm2-135m-instruct", description="Catalogue name, GGUF file or safetensors folder.")
+    dtype: Literal["bf16", "fp32"] = Field(
+        "bf16", description="Arithmetic of prefill and of the KV cache; fp32 is the exact, slow reference."
+    )
+    decode_weights: Literal["auto", "stored", "int8", "bf16"] = Field(
+        "auto",
+        description="Weights read at decode: as stored in the file (Q4, Q8), int8, or the prefill's own. "
+        "auto: stored where a native kernel exists, else int8.",
+    )
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature where a request names none.")
+
+
+class KVCacheSettings(Block):
+    ram: Bytes = Field(0, ge=0, description="Bytes of the RAM block pool. 0: a quarter of the free memory, at most 4G.")
+    disk_quota: Bytes = Field(20 * 1024**3, ge=0, description="Bytes of KV kept on disk. 0 turns the disk tier off.")
+    hot_size: int = Field(2048, ge=64, description="Tokens kept at full precision in the hot tier. (Not active yet.)")
+    warm_size: int = Field(65536, ge=0, description="Tokens kept as INT8 in the warm tier. (Not active yet.)")
+    warm_compress: bool = Field(True, description="Compress the warm tier. (Not active yet.)")
+    warm_quant_bits: Literal[8] = Field(8, description="Bits per element in the warm tier. (Not active yet.)")
+    cold_summary: bool = Field(True, description="Keep summaries of cold blocks. (Not active yet.)")
+
+
+class AttentionSettings(Block):
+    window_size: int = Field(1024, ge=16, description="Local window of hybrid attention. (Not active yet.)")
+    sparse_topk: int = Field(64, ge=0, description="Far 16-token units read exactly. (Not active yet.)")
+    summary_weight: float = Field(1.0, ge=0, le=1, description="Weight of block summaries. (Not active yet.)")
+    preset: Literal["auto", "general"] = Field("auto", description="Named attention preset. (Not active yet.)")
+
+
+class RuntimeSettings(Block):
+    max_batch_size: int = Field(16, ge=1, le=256, description="Sequences that run in one step.")
+    prefill_chunk_size: int = Field(
+        4096, ge=32, description="Most prompt tokens per step; the engine takes fewer where one layer would exceed 20 ms."
+    )
+    threads: int = Field(0, ge=0, description="Compute threads. 0: every core this process may use.")
+    cache_warmup: bool = Field(True, description="Run a short request at start, so that the first one is not slower.")
+
+
+class HealthCheck(Block):
+    interval: float = Field(10.0, gt=0, description="Seconds between health checks of a model instance.")
+    timeout: float = Field(5.0, gt=0, description="Seconds after which an instance that does not answer is unhealthy.")
+
+
+class ResourceLimits(Block):
+    gpu: int = Field(0, ge=0, description="GPUs an instance may use. (Not active yet.)")
+    memory: Bytes = Field(0, ge=0, description="Bytes an instance may use; 0 is what the machine has. (Not active yet.)")
+
+
+class ModelServingSettings(Block):
+    instance_count: Literal[1] = Field(1, description="Instances of the local engine.")
+    max_batch_size: int = Field(16, ge=1, description="Alias of runtime.max_batch_size for service files. (Not active yet.)")
+    timeout: float = Field(600.0, gt=0, description="Seconds after which a request is given up.")
+    health_check: HealthCheck = HealthCheck()
+    resource_limits: ResourceLimits = ResourceLimits()
+
+
+class ServerSettings(Block):
+    host: str = Field("127.0.0.1", description="Address to bind. Anything but loopback needs a key.")
+    port: int = Field(8642, ge=0, le=65535, description="Port to bind; 0 lets the system choose.")
+    max_body: Bytes = Field(32 * 1024**2, ge=1024, description="Most bytes of a JSON request body.")
+    max_upload: Bytes = Field(256 * 1024**2, ge=1024, description="Most bytes of an uploaded file.")
+    max_messages: int = Field(2048, ge=1, description="Most messages in one request.")
+    max_queue: int = Field(48, ge=1, description="Requests that may wait; more are refused with 503.")
+
+
+class DeadlineSettings(Block):
+    interactive_s: float = Field(5.0, gt=0, description="First-answer deadline of interactive questions.")
+    document_s: float = Field(30.0, gt=0, description="First-answer deadline of document work.")
+    reserve_s: float = Field(1.0, ge=0, description="Kept free of prefill when a context is sized to a deadline.")
+
+
+class DocumentSettings(Block):
+    max_pages: int = Field(20_000, ge=1, description="Most pages of one document.")
+    max_text: Bytes = Field(256 * 1024**2, ge=1024, description="Most bytes of text extracted from one document.")
+    parser_memory: Bytes = Field(2 * 1024**3, ge=64 * 1024**2, description="Address space of a parser process.")
+    parser_cpu_s: int = Field(600, ge=1, description="CPU seconds of a parser process.")
+
+
+class Settings(Block):
+    """Everything that can be configured."""
+
+    home: Path = Field(
+        default_factory=lambda: default_home(), description="Folder of models, documents, KV and the database."
+    )
+    database: str = Field("", description="SQLAlchemy URL. Empty: SQLite in the home folder.")
+    model: ModelSettings = ModelSettings()
+    kv_cache: KVCacheSettings = KVCacheSettings()
+    attention: AttentionSettings = AttentionSettings()
+    runtime: RuntimeSettings = RuntimeSettings()
+    model_serving: ModelServingSettings = ModelServingSettings()
+    server: ServerSettings = ServerSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
+    documents: DocumentSettings = DocumentSettings()
+
+
+def default_home() -> Path:
+    """`$XDG_DATA_HOME/perilune`, else `~/.local/share/perilune`."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "perilune"
+
+
+def user_file() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "perilune" / "perilune.yaml"
+
+
+Origins = dict[str, str]
+"""Dotted key -> where its value came from; absent keys are defaults."""
+
+
+def load(
+    file: Path | None = None,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Settings, Origins]:
+    """Read every source and validate. `flags` maps dotted keys to values; None values are ignored.
+
+    Raises `ConfigError` naming the source, the key and what would be accepted.
+    """
+    merged: dict[str, Any] = {}
+    origins: Origins = {}
+    for name, values in _sources(file, flags or {}, os.environ if environ is None else environ):
+        for key, value in _flatten(values):
+            _assign(merged, key, value)
+            origins[key] = name
+    try:
+        return Settings.model_validate(merged), origins
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        source = origins.get(key, "defaults")
+        raise ConfigError(
+            f"Setting {key} ({source}): {first['msg']}.",
+            hint="`perilune config show` lists every key with its meaning.",
+            param=key,
+        ) from None
+
+
+def _sources(
+    file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in (user_file(), PROJECT_FILE):
+        if path.is_file():
+            yield str(path), _read_yaml(path)
+    if file is not None:
+        yield str(file), _read_yaml(file)
+    yield "environment", _from_environment(environ)
+    given: dict[str, Any] = {}
+    for key, value in flags.items():
+        if value is not None:
+            _assign(given, key, value)
+    yield "command line", given
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} can't be read as YAML: {error}.", hint="Correct or remove the file.") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold keys and values at its top level.", hint="See `perilune config show`.")
+    return data
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    known = {key: key.upper().replace(".", "__") for key, _ in describe()}
+    values: dict[str, Any] = {}
+    for key, name in known.items():
+        text = environ.get(ENVIRONMENT_PREFIX + name)
+        if text is not None:
+            _assign(values, key, text)
+    return values
+
+
+def _assign(target: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        target = target.setdefault(parent, {})
+        if not isinstance(target, dict):
+            raise ConfigError(f"Setting {parent} must hold keys and values.", param=dotted)
+    target[last] = value
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def describe() -> Iterator[tuple[str, str]]:
+    """Every dotted key with its help text, in order."""
+    yield from _describe(Settings, "")
+
+
+def _describe(block: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    for name, field in block.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _describe(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.description or ""

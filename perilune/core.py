@@ -1,0 +1,387 @@
+"""Plain data that every layer speaks: requests, plans, tokens, citations, events, the answer's report.
+
+Knows the words of the system. Imports nothing of ours and no torch, so that every layer may import it.
+Counts end in `_tokens`, durations in `_s`, sizes in `_bytes`. Clocks are passed in, never read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+BLOCK_TOKENS = 32
+"""Tokens in one physical KV block: the unit of allocation, hashing and tier moves."""
+
+DEFAULT_TENANT = "local"
+"""The tenant of every caller on loopback while no keys exist."""
+
+
+class ServiceClass(IntEnum):
+    """Scheduling class (spec E2). Lower runs first."""
+
+    P0_INTERACTIVE = 0
+    P1_DOCUMENT = 1
+    P2_BATCH = 2
+
+
+class ContextPolicy(StrEnum):
+    """What a caller allows the planner to do with the offered context (spec C3)."""
+
+    AUTO = "auto"
+    FULL = "full"
+    REFINED = "refined"
+
+
+class PlanKind(StrEnum):
+    """The ways of answering a request (spec C2)."""
+
+    WARM = "warm"  # the KV of the whole context is in some tier
+    RESUME = "resume"  # a cached prefix, prefill the rest
+    FULL = "full"  # prefill everything
+    REFINED = "refined"  # retrieved passages within a token budget
+    FALLBACK = "fallback"  # another model or backend
+    LATER = "later"  # queue, batch or refuse
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. `temperature` 0 is greedy. `logprobs` is the number of alternatives
+    reported per token; None reports nothing, 0 reports only the chosen token's."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    max_tokens: int | None = None  # None: what the window and the configuration leave
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """An uploaded document, referenced by id."""
+
+    file_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: str  # "system" | "user" | "assistant"
+    parts: tuple[TextPart | FilePart, ...]
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        return tuple(part.file_id for part in self.parts if isinstance(part, FilePart))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question, as the service runs it. `arrival_s` is the monotonic time of its last byte (spec C1)."""
+
+    request_id: str
+    tenant: str
+    model: str
+    messages: tuple[Message, ...]
+    arrival_s: float
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    deadline_s: float | None = None  # None: the key's, else the class's
+    context_policy: ContextPolicy = ContextPolicy.AUTO
+    service_class: ServiceClass = ServiceClass.P0_INTERACTIVE
+
+    @property
+    def file_ids(self) -> tuple[str, ...]:
+        """Every referenced document once, in order of first mention."""
+        return tuple(dict.fromkeys(i for message in self.messages for i in message.file_ids))
+
+
+# --------------------------------------------------------------------------------------------- documents
+
+
+class FileStatus(StrEnum):
+    UPLOADED = "uploaded"
+    PARSING = "parsing"
+    PREFILLING = "prefilling"  # parsed and searchable; KV is being computed
+    PROCESSED = "processed"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """An uploaded file. `tokens` is known once it is parsed; `pages_total` once the parser has opened it."""
+
+    file_id: str
+    tenant: str
+    filename: str
+    purpose: str
+    size_bytes: int
+    sha256: str
+    created_at: float  # seconds since the epoch
+    status: FileStatus
+    pages_total: int | None = None
+    pages_parsed: int = 0
+    tokens: int | None = None
+    language: str | None = None  # "en", "zh", …; None while unknown
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of extracted text. `start` and `end` are character offsets in the document's whole text."""
+
+    number: int  # counts from 1
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A retrieved piece: characters `start`:`end` of the document's whole text, all on `page`."""
+
+    file_id: str
+    page: int
+    start: int
+    end: int
+    text: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Where an answer's context came from (spec M9)."""
+
+    file_id: str
+    filename: str
+    page: int
+    start: int
+    end: int
+    quote: str
+
+
+# ------------------------------------------------------------------------------------ engine work and events
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """One token stream for the engine.
+
+    `salt` seeds the block hashes (tenant isolation and KV provenance); equal salts share KV.
+    `shared_tokens` is how many leading prompt tokens may enter the shared and disk cache as whole blocks;
+    `persist_owner` names who owns them on disk (a file id), None keeps them in RAM only.
+    A spec with `prefill_only` samples nothing and finishes when its prompt is computed (ingest).
+    """
+
+    seq_id: str
+    token_ids: Sequence[int]
+    salt: bytes
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    service_class: ServiceClass = ServiceClass.P0_INTERACTIVE
+    shared_tokens: int = 0
+    persist_owner: str | None = None
+    prefill_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProgress:
+    """Prefill advanced. `cached_*` say how many of `computed_tokens` were not computed but found."""
+
+    seq_id: str
+    computed_tokens: int
+    total_tokens: int
+    cached_ram_tokens: int
+    cached_disk_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineToken:
+    seq_id: str
+    token_id: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFinished:
+    """The last event of a sequence. `error` is a message safe to show, set when `reason` is ERROR."""
+
+    seq_id: str
+    reason: FinishReason
+    error: str | None = None
+
+
+EngineEvent = EngineProgress | EngineToken | EngineFinished
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Leading tokens of a prompt whose KV exists, by the tier that holds them."""
+
+    ram: int = 0
+    disk: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.ram + self.disk
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    running: int
+    waiting: int
+    queued_prefill_tokens: int  # uncomputed prompt tokens of running and waiting sequences ahead of a P0
+    free_blocks: int
+    total_blocks: int
+
+
+# ------------------------------------------------------------------------------- plans, reports, service events
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation:
+    """Something the answer is not, and why. `code` is stable, `reason` is for people."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one request is answered. `context_tokens` is what the prompt may hold; `fidelity` is in [0, 1]."""
+
+    kind: PlanKind
+    deadline_s: float
+    predicted_ttft_s: float
+    fidelity: float
+    context_tokens: int
+    uncached_tokens: int
+    degradations: tuple[Degradation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenReport:
+    """Where the offered context went (spec C3). `exact + estimated + summarised + dropped = offered`."""
+
+    offered: int = 0
+    exact: int = 0
+    estimated: int = 0
+    summarised: int = 0
+    dropped: int = 0
+    cached: CachedTokens = field(default_factory=CachedTokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The `perilune` object beside the standard fields; its JSON schema is docs/perilune-object.schema.json."""
+
+    plan: PlanKind
+    deadline_s: float
+    predicted_ttft_s: float
+    measured_ttft_s: float | None
+    tokens: TokenReport
+    model: str
+    backend: str
+    citations: tuple[Citation, ...] = ()
+    degradations: tuple[Degradation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    """One of: retrieving, composing, queued, prefilling, answering."""
+
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan was chosen; sent before any work that takes time."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    processed_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    eta_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CitationAdded:
+    citation: Citation
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedLogprob:
+    """A token's log probability with its text, as the dialects report it."""
+
+    token: str
+    raw: bytes
+    logprob: float
+    top: tuple[tuple[str, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    choice: int
+    text: str
+    logprobs: tuple[DecodedLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    choice: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The last event of a request that ran."""
+
+    usage: Usage
+    report: Report
+
+
+Event = StageStarted | Planned | PrefillProgress | CitationAdded | TextDelta | ChoiceFinished | Completed

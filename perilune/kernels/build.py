@@ -1,0 +1,1 @@
+"""Compile the native kernels. Placeholder until the kernels room is built."""

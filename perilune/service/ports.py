@@ -1,0 +1,191 @@
+"""What the service needs from the layers below, and what it offers to the layers above. Types only.
+
+`Engine` is `engine.loop.EngineLoop`; `Tokenizer` and `ChatTemplate` come with the model (runtime); `Library` is
+`memory.library.Library`. `build.py` hands real ones to the service; tests hand small fakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+from perilune.core import (
+    CachedTokens,
+    EngineEvent,
+    EngineStats,
+    Event,
+    FileRecord,
+    Page,
+    Passage,
+    Request,
+    SequenceSpec,
+)
+
+
+class Engine(Protocol):
+    """Runs token streams. Thread-safe; events arrive on the engine thread, in order, ended by EngineFinished."""
+
+    def submit(self, spec: SequenceSpec, emit: Callable[[EngineEvent], None]) -> None:
+        """Queue a sequence. Raises `Overloaded` when the queue is full, `ContextTooLong` when it can never fit."""
+        ...
+
+    def cancel(self, seq_id: str) -> None:
+        """Stop a sequence in any phase; its last event is EngineFinished(CANCELLED). Unknown ids are ignored."""
+        ...
+
+    def cached(self, token_ids: Sequence[int], salt: bytes) -> CachedTokens:
+        """Leading tokens whose KV exists now, by tier."""
+        ...
+
+    def forget(self, owner: str) -> int:
+        """Drop an owner's KV from RAM and disk; returns the disk bytes freed."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class StreamDecoder(Protocol):
+    """Turns token ids into text as they come; holds back bytes of an unfinished character."""
+
+    def push(self, token_id: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+class Tokenizer(Protocol):
+    """The model's own tokenizer."""
+
+    @property
+    def bos_ids(self) -> tuple[int, ...]:
+        """What a prompt must begin with where the template does not say it: empty or the bos token."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """End of sequence and end of turn."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Plain text: markers of special tokens inside it stay text (no prompt injection)."""
+        ...
+
+    def encode_template(self, text: str) -> list[int]:
+        """Text of the template: markers become special tokens."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def stream(self) -> StreamDecoder: ...
+
+
+class ChatTemplate(Protocol):
+    """The model's chat template, rendered in a sandbox."""
+
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """Raises `InvalidRequest` when the template refuses the messages (roles, order)."""
+        ...
+
+
+class Library(Protocol):
+    """Files, their text and their index. Synchronous and thread-safe; the service calls it off the event loop."""
+
+    def add_file(self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int) -> FileRecord:
+        """Store a file. Raises `TooLarge` past `max_bytes` and `UnsupportedDocument` for an empty one."""
+        ...
+
+    def get_file(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises `NotFound`, for another tenant's file too."""
+        ...
+
+    def list_files(self, tenant: str) -> list[FileRecord]: ...
+
+    def unfinished_files(self) -> list[FileRecord]:
+        """Files of every tenant whose ingest has not ended (resume after a restart)."""
+        ...
+
+    def delete_file(self, tenant: str, file_id: str) -> None:
+        """Remove bytes, text, passages and index rows. Raises `NotFound`."""
+        ...
+
+    def file_bytes(self, tenant: str, file_id: str) -> bytes: ...
+
+    def pages(self, tenant: str, file_id: str) -> list[Page]:
+        """What is parsed so far, in order."""
+        ...
+
+    def text(self, tenant: str, file_id: str) -> str:
+        """What is parsed so far, as one text; page offsets point into it."""
+        ...
+
+    def parse(self, tenant: str, file_id: str) -> Iterator[FileRecord]:
+        """Parse and index in a limited subprocess, yielding the record as pages arrive. Resumes where it stopped.
+
+        Ends with status PREFILLING (text complete) or ERROR (the record says what, why, what to do). Closing the
+        iterator stops the parser.
+        """
+        ...
+
+    def set_status(self, record: FileRecord) -> None:
+        """Store a record's `status`, `tokens` and `error`."""
+        ...
+
+    def search(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> list[Passage]:
+        """Best passages first, over what is indexed so far."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A servable model, as `/v1/models` lists it."""
+
+    model_id: str
+    created_at: int
+    max_context_tokens: int
+    licence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: a tenant, a role ("admin", "user", "read-only") and the key's own deadline."""
+
+    tenant: str
+    role: str
+    deadline_s: float | None = None
+
+
+class Documents(Protocol):
+    """Uploaded documents, from the caller's side."""
+
+    async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
+        """Store, then parse, index and prefill in the background (ingest before ask)."""
+        ...
+
+    async def get(self, tenant: str, file_id: str) -> FileRecord: ...
+    async def list(self, tenant: str) -> list[FileRecord]: ...
+    async def delete(self, tenant: str, file_id: str) -> None: ...
+    async def content(self, tenant: str, file_id: str) -> bytes: ...
+    async def text(self, tenant: str, file_id: str) -> str: ...
+
+
+class ServiceApi(Protocol):
+    """What `api` and `cli` call."""
+
+    @property
+    def documents(self) -> Documents: ...
+
+    def run(self, request: Request) -> AsyncIterator[Event]:
+        """Answer a request. Closing the iterator cancels the work in every phase within 50 ms.
+
+        The first event comes before any slow work; errors are raised, before or between events.
+        """
+        ...
+
+    async def authenticate(self, key: str | None) -> Caller:
+        """Raises `Unauthenticated`. Without any stored key every caller is the local admin."""
+        ...
+
+    async def models(self) -> list[ModelCard]: ...
+
+    async def ready(self) -> bool: ...
