@@ -55,9 +55,15 @@ class ModelSettings(Block):
 
 
 class KVCacheSettings(Block):
-    ram: Bytes = Field(0, ge=0, description="Bytes of the RAM block pool. 0: a quarter of the free memory, at most 4G.")
-    disk_quota: Bytes = Field(20 * 1024**3, ge=0, description="Bytes of KV kept on disk. 0 turns the disk tier off.")
-    hot_size: int = Field(2048, ge=64, description="Tokens kept at full precision in the hot tier. (Not active yet.)")
+    ram: Bytes = Field(
+        0, ge=0, description="Bytes of the RAM block pool. 0: a quarter of the free memory, at most 4G."
+    )
+    disk_quota: Bytes = Field(
+        20 * 1024**3, ge=0, description="Bytes of KV kept on disk. 0 turns the disk tier off."
+    )
+    hot_size: int = Field(
+        2048, ge=64, description="Tokens kept at full precision in the hot tier. (Not active yet.)"
+    )
     warm_size: int = Field(65536, ge=0, description="Tokens kept as INT8 in the warm tier. (Not active yet.)")
     warm_compress: bool = Field(True, description="Compress the warm tier. (Not active yet.)")
     warm_quant_bits: Literal[8] = Field(8, description="Bits per element in the warm tier. (Not active yet.)")
@@ -74,25 +80,35 @@ class AttentionSettings(Block):
 class RuntimeSettings(Block):
     max_batch_size: int = Field(16, ge=1, le=256, description="Sequences that run in one step.")
     prefill_chunk_size: int = Field(
-        4096, ge=32, description="Most prompt tokens per step; the engine takes fewer where one layer would exceed 20 ms."
+        4096,
+        ge=32,
+        description="Most prompt tokens per step; the engine takes fewer where one layer would exceed 20 ms.",
     )
     threads: int = Field(0, ge=0, description="Compute threads. 0: every core this process may use.")
-    cache_warmup: bool = Field(True, description="Run a short request at start, so that the first one is not slower.")
+    cache_warmup: bool = Field(
+        True, description="Run a short request at start, so that the first one is not slower."
+    )
 
 
 class HealthCheck(Block):
     interval: float = Field(10.0, gt=0, description="Seconds between health checks of a model instance.")
-    timeout: float = Field(5.0, gt=0, description="Seconds after which an instance that does not answer is unhealthy.")
+    timeout: float = Field(
+        5.0, gt=0, description="Seconds after which an instance that does not answer is unhealthy."
+    )
 
 
 class ResourceLimits(Block):
     gpu: int = Field(0, ge=0, description="GPUs an instance may use. (Not active yet.)")
-    memory: Bytes = Field(0, ge=0, description="Bytes an instance may use; 0 is what the machine has. (Not active yet.)")
+    memory: Bytes = Field(
+        0, ge=0, description="Bytes an instance may use; 0 is what the machine has. (Not active yet.)"
+    )
 
 
 class ModelServingSettings(Block):
     instance_count: Literal[1] = Field(1, description="Instances of the local engine.")
-    max_batch_size: int = Field(16, ge=1, description="Alias of runtime.max_batch_size for service files. (Not active yet.)")
+    max_batch_size: int = Field(
+        16, ge=1, description="Alias of runtime.max_batch_size for service files. (Not active yet.)"
+    )
     timeout: float = Field(600.0, gt=0, description="Seconds after which a request is given up.")
     health_check: HealthCheck = HealthCheck()
     resource_limits: ResourceLimits = ResourceLimits()
@@ -124,7 +140,8 @@ class Settings(Block):
     """Everything that can be configured."""
 
     home: Path = Field(
-        default_factory=lambda: default_home(), description="Folder of models, documents, KV and the database."
+        default_factory=lambda: default_home(),
+        description="Folder of models, documents, KV and the database.",
     )
     database: str = Field("", description="SQLAlchemy URL. Empty: SQLite in the home folder.")
     model: ModelSettings = ModelSettings()

@@ -13,7 +13,17 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "perilune"
 
 # Lower may not import higher; `engine` and `memory` are peers and never import each other.
-RANK = {"kernels": 0, "runtime": 1, "engine": 2, "memory": 2, "service": 3, "ops": 3, "api": 4, "cli": 5, "build": 5}
+RANK = {
+    "kernels": 0,
+    "runtime": 1,
+    "engine": 2,
+    "memory": 2,
+    "service": 3,
+    "ops": 3,
+    "api": 4,
+    "cli": 5,
+    "build": 5,
+}
 LEAVES = {"core", "config", "errors", "telemetry", "__init__"}
 MAY_USE_OPS = {"service", "cli", "api", "build"}
 TORCH_FREE = [
@@ -76,7 +86,8 @@ def test_imports_run_one_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "target"), [("engine", "memory"), ("memory", "engine"), ("runtime", "service"), ("core", "engine")]
+    ("room", "target"),
+    [("engine", "memory"), ("memory", "engine"), ("runtime", "service"), ("core", "engine")],
 )
 def test_rule_catches(room: str, target: str) -> None:
     assert violation(room, target)
@@ -106,6 +117,7 @@ def test_modules_have_headers() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in PACKAGE.rglob("*.py")
-        if path.read_text(encoding="utf-8").strip() and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if path.read_text(encoding="utf-8").strip()
+        and not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not silent, silent

@@ -18,7 +18,7 @@ from perilune.runtime.kv.spec import KVSpec
 MRI_VERSION = "1.1"
 
 
-class StepAbandoned(Exception):  # noqa: N818 - control flow, not a fault
+class StepAbandoned(Exception):
     """Raised by `forward_step` when its flag was set; no sequence of the plan advanced."""
 
 
