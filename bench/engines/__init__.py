@@ -1,0 +1,1 @@
+"""One module per engine, each with `load(spec) -> BenchEngine`; imported only inside that engine's environment."""

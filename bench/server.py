@@ -1,0 +1,235 @@
+"""The real server as a child process, and a small HTTP client that times what it sends.
+
+Knows how to start `perilune serve` on a folder of its own, kill it hard and start it again, upload a file, and read a
+streamed answer. Uses the wire only: nothing of perilune is imported.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import peers
+from bench.driver import ROOT
+
+HOST = "127.0.0.1"
+START_TIMEOUT_S = 90.0
+INGEST_TIMEOUT_S = 600.0
+
+
+class ServerError(RuntimeError):
+    """The server did not start, died or answered with an error."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A streamed answer. Times are seconds since just before the request was sent."""
+
+    text: str = ""
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+class PeriluneServer:
+    """`perilune serve` on `home`, with settings given as environment variables."""
+
+    def __init__(self, home: Path, **settings: object) -> None:
+        self._home = home
+        self._settings = {f"PERILUNE_{key.upper()}": str(value) for key, value in settings.items()}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = 0
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PERILUNE_HOME": str(self._home),
+            "PERILUNE_MODEL__PATH": str(peers.model_gguf()),
+            "PERILUNE_SERVER__PORT": str(self.port),
+            **self._settings,
+        }
+
+    def start(self) -> float:
+        """Start and wait until it is ready; returns the seconds that took. Raises `ServerError`."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        self.port = _free_port()
+        begun_s = time.perf_counter()
+        with (self._home / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "perilune.cli.main", "serve"],
+                cwd=ROOT,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        while time.perf_counter() - begun_s < START_TIMEOUT_S:
+            if self._process.poll() is not None:
+                raise ServerError(f"the server ended with code {self._process.returncode}: {self._tail()}")
+            if self._ready():
+                return time.perf_counter() - begun_s
+            time.sleep(0.02)
+        self.kill()
+        raise ServerError(f"the server was not ready within {START_TIMEOUT_S:.0f} s: {self._tail()}")
+
+    def _ready(self) -> bool:
+        try:
+            status, _ = self.request("GET", "/health", timeout_s=2.0)
+        except OSError:  # not listening yet
+            return False
+        return status == 200
+
+    def _tail(self) -> str:
+        return (self._home / "server.log").read_text(encoding="utf-8", errors="replace")[-2000:]
+
+    def kill(self) -> None:
+        """kill -9: what a power cut looks like to the process."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Ask it to end; kill it if it does not."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    # ------------------------------------------------------------------------------------------ the wire
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = 60.0,
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=timeout_s)
+        try:
+            connection.request(method, path, body, {"content-type": content_type} if body else {})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def json(self, method: str, path: str, body: bytes | None = None, **extra: str) -> dict[str, Any]:
+        status, data = self.request(method, path, body, **extra)
+        if status != 200:
+            raise ServerError(f"{method} {path} answered {status}: {data[:500]!r}")
+        reply: dict[str, Any] = json.loads(data)
+        return reply
+
+    def upload(self, filename: str, data: bytes) -> str:
+        """Upload a document; returns its id as soon as the server has it."""
+        boundary = "perilune-bench-boundary"
+        head = (
+            f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
+            f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n'
+            "content-type: application/octet-stream\r\n\r\n"
+        )
+        body = head.encode() + data + f"\r\n--{boundary}--\r\n".encode()
+        kind = f"multipart/form-data; boundary={boundary}"
+        file_id: str = self.json("POST", "/v1/files", body, content_type=kind)["id"]
+        return file_id
+
+    def wait_processed(self, file_id: str) -> float:
+        """Wait until a document is parsed, indexed and prefilled; returns the seconds waited."""
+        begun_s = time.perf_counter()
+        while time.perf_counter() - begun_s < INGEST_TIMEOUT_S:
+            status = self.json("GET", f"/v1/files/{file_id}")["status"]
+            if status == "processed":
+                return time.perf_counter() - begun_s
+            if status == "error":
+                raise ServerError(f"the document could not be read: {self.json('GET', f'/v1/files/{file_id}')}")
+            time.sleep(0.05)
+        raise ServerError(f"the document was not processed within {INGEST_TIMEOUT_S:.0f} s")
+
+    def ask(self, question: str, file_id: str | None = None, **body: object) -> Answer:
+        """Ask and read the whole stream."""
+        answer = Answer()
+        begun_s = time.perf_counter()
+        stream = self.open_stream(question, file_id, **body)
+        try:
+            for event in stream.events():
+                now_s = time.perf_counter() - begun_s
+                if "error" in event:
+                    raise ServerError(f"the answer failed: {event['error']}")
+                answer.report = event.get("perilune") or answer.report
+                for choice in event.get("choices", []):
+                    piece = choice.get("delta", {}).get("content") or ""
+                    if piece and answer.ttft_s is None:
+                        answer.ttft_s = now_s
+                    answer.text += piece
+        finally:
+            stream.close()
+        answer.total_s = time.perf_counter() - begun_s
+        return answer
+
+    def open_stream(self, question: str, file_id: str | None = None, **body: object) -> Stream:
+        content: list[dict[str, object]] = []
+        if file_id is not None:
+            content.append({"type": "file", "file": {"file_id": file_id}})
+        content.append({"type": "text", "text": question})
+        payload = {
+            "model": "default",
+            "messages": [{"role": "user", "content": content}],
+            "stream": True,
+            "temperature": 0,
+            **body,
+        }
+        return Stream(self.port, json.dumps(payload).encode())
+
+
+class Stream:
+    """One streamed chat completion on a socket of its own, so that it can be dropped at any moment."""
+
+    def __init__(self, port: int, body: bytes) -> None:
+        self._socket = socket.create_connection((HOST, port), timeout=INGEST_TIMEOUT_S)
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n\r\n"
+        )
+        self._socket.sendall(head.encode() + body)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The JSON events of the stream. Raises `ServerError` when the status isn't 200."""
+        response = http.client.HTTPResponse(self._socket)
+        response.begin()
+        if response.status != 200:
+            raise ServerError(f"the server answered {response.status}: {response.read()[:500]!r}")
+        for line in response:
+            if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+                yield json.loads(line[6:])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def drop(self) -> None:
+        """Disconnect at once, as a client that died does."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

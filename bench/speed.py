@@ -1,0 +1,64 @@
+"""What the speed benches share: sizes, the turns, and the choice between live and recorded peers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from bench import peers
+from bench.corpus import TokenTape
+from bench.driver import OURS, Machine, Reading, Turn, Worker
+from bench.report import Options, Scale, recorded_readings
+
+SIZES = {"512": 512, "2k": 2048, "8k": 7680}
+"""Prompt tokens by the name that figures use. "8K" leaves room for an answer in an 8,192-token window."""
+
+MAX_CONTEXT_TOKENS = 8192
+THREADS = min(2, len(os.sched_getaffinity(0)))
+TURN_TIMEOUT_S = 400.0
+
+
+def tape() -> TokenTape:
+    return TokenTape.load(peers.model_safetensors() / "tokenizer.json")
+
+
+def live_engines(options: Options) -> list[str]:
+    """With --quick only ours runs; peers come from the recorded readings."""
+    if not options.quick:
+        return list(options.engines)
+    return [engine for engine in options.engines if engine == OURS]
+
+
+def add_recorded(
+    readings: list[Reading], options: Options, whats: Sequence[str], scale: Scale, machine: Machine
+) -> bool:
+    """With --quick, append the recorded peers' readings, scaled to this machine. True if any was used."""
+    if not options.quick:
+        return False
+    before = len(readings)
+    for what in whats:
+        rounds = 1 + max((r.round for r in readings if r.what == what), default=-1)
+        for peer in options.engines:
+            if peer != OURS:
+                readings += recorded_readings(peer, what, scale, machine.calibration, rounds)
+    return len(readings) > before
+
+
+def prefill_turn(prompts: Sequence[list[int]]) -> Turn:
+    """Round n computes `prompts[n]`, the same for every engine and never seen before."""
+
+    def turn(worker: Worker, number: int) -> tuple[int, float]:
+        reply = worker.call("prefill", TURN_TIMEOUT_S, token_ids=prompts[number])
+        return len(prompts[number]), reply["seconds"]
+
+    return turn
+
+
+def decode_turn(prompt: list[int], new_tokens: int) -> Turn:
+    """Every round continues the same prompt, whose KV the engine keeps; only the steps after the first count."""
+
+    def turn(worker: Worker, number: int) -> tuple[int, float]:
+        reply = worker.call("decode", TURN_TIMEOUT_S, token_ids=prompt, new_tokens=new_tokens)
+        return len(reply["seconds"]), sum(reply["seconds"])
+
+    return turn
