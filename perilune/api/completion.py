@@ -1,0 +1,246 @@
+"""The wire form of a chat answer, whole or in chunks: OpenAI's shapes with the `perilune` object beside.
+
+Knows the dialect; doesn't know transport, or how answers come about. Chunks without choices are legal in the
+dialect (the usage chunk is one), so progress uses them too; only clients that ask for progress get them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from perilune import __version__
+from perilune.api import sse
+from perilune.api.schema import TIER_OF_CLASS, ChatCall
+from perilune.core import (
+    ChoiceFinished,
+    CitationAdded,
+    Completed,
+    DecodedLogprob,
+    Event,
+    FinishReason,
+    Planned,
+    PrefillProgress,
+    StageStarted,
+    TextDelta,
+    Usage,
+)
+from perilune.errors import InternalError
+from perilune.service.report import citation_dict, plan_dict, report_dict
+
+_LOWEST_LOGPROB = -9999.0
+"""JSON has no minus infinity; OpenAI reports this."""
+
+
+def completion_id(request_id: str) -> str:
+    return "chatcmpl-" + request_id.removeprefix("req_")
+
+
+def fingerprint(model: str) -> str:
+    """Changes when the server or the model does: equal seeds then need not give equal answers."""
+    return "fp_" + hashlib.sha256(f"{__version__}\0{model}".encode()).hexdigest()[:12]
+
+
+def finish_reason(event: ChoiceFinished) -> str:
+    """`stop` or `length`. Raises `InternalError` for a choice that was cut off: it must not look complete."""
+    if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return event.reason.value
+    raise InternalError("The answer was cut off by the server.", hint="Send the request again.")
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    """Token counts; cached tokens in OpenAI's and in Moonshot's spelling."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "cached_tokens": usage.cached_tokens,
+    }
+
+
+def logprobs_dict(tokens: Sequence[DecodedLogprob]) -> dict[str, Any]:
+    return {
+        "content": [
+            {
+                "token": token.token,
+                "logprob": _finite(token.logprob),
+                "bytes": list(token.raw),
+                "top_logprobs": [
+                    {"token": text, "logprob": _finite(value), "bytes": list(raw)} for text, raw, value in token.top
+                ],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else _LOWEST_LOGPROB
+
+
+class _Answer:
+    """What every form of one answer shares."""
+
+    def __init__(self, call: ChatCall, kind: str, created_at: int) -> None:
+        request = call.request
+        self._call = call
+        self._wants_logprobs = request.sampling.logprobs is not None
+        self._base: dict[str, Any] = {
+            "id": completion_id(request.request_id),
+            "object": kind,
+            "created": created_at,
+            "model": request.model,
+            "system_fingerprint": fingerprint(request.model),
+            "service_tier": TIER_OF_CLASS[request.service_class],
+        }
+
+
+class WholeAnswer(_Answer):
+    """Collects events into one `chat.completion` body."""
+
+    def __init__(self, call: ChatCall, created_at: int) -> None:
+        super().__init__(call, "chat.completion", created_at)
+        choices = range(call.request.n)
+        self._texts: list[list[str]] = [[] for _ in choices]
+        self._logprobs: list[list[DecodedLogprob]] = [[] for _ in choices]
+        self._reasons: list[str | None] = [None for _ in choices]
+        self._end: Completed | None = None
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self._texts[event.choice].append(event.text)
+            self._logprobs[event.choice].extend(event.logprobs)
+        elif isinstance(event, ChoiceFinished):
+            self._reasons[event.choice] = finish_reason(event)
+        elif isinstance(event, Completed):
+            self._end = event
+
+    def body(self) -> dict[str, Any]:
+        """Raises `InternalError` when the service ended without saying that it completed."""
+        if self._end is None:
+            raise _unfinished()
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
+                "logprobs": logprobs_dict(self._logprobs[index]) if self._wants_logprobs else None,
+                "finish_reason": self._reasons[index],
+            }
+            for index, texts in enumerate(self._texts)
+        ]
+        end = self._end
+        return {
+            **self._base,
+            "choices": choices,
+            "usage": usage_dict(end.usage),
+            "perilune": report_dict(end.report),
+        }
+
+
+class StreamedAnswer(_Answer):
+    """Turns events into `chat.completion.chunk` events, each as bytes ready to send."""
+
+    def __init__(self, call: ChatCall, created_at: int) -> None:
+        super().__init__(call, "chat.completion.chunk", created_at)
+        if call.include_usage:
+            self._base["usage"] = None
+        self._open_choices = call.request.n
+        self._last_choice: dict[str, Any] | None = None
+        self.completed = False
+
+    def opening(self) -> bytes:
+        """One chunk a choice, with the role: what a client sees first."""
+        return b"".join(
+            self._chunk(self._choice(index, {"role": "assistant", "content": ""}))
+            for index in range(self._call.request.n)
+        )
+
+    def encode(self, event: Event) -> bytes:
+        """The bytes that tell a client of `event`; empty when it has nothing to learn yet."""
+        if isinstance(event, TextDelta):
+            return self._text(event)
+        if isinstance(event, ChoiceFinished):
+            return self._finished(event)
+        if isinstance(event, Completed):
+            return self._completed(event)
+        return self._progress(event)
+
+    def end(self) -> bytes:
+        """The last bytes. Raises `InternalError` when the service ended without saying that it completed."""
+        if not self.completed:
+            raise _unfinished()
+        return sse.DONE
+
+    def _text(self, event: TextDelta) -> bytes:
+        if not event.text and not event.logprobs:
+            return b""
+        choice = self._choice(event.choice, {"content": event.text})
+        if self._wants_logprobs:
+            choice["logprobs"] = logprobs_dict(event.logprobs)
+        return self._chunk(choice)
+
+    def _finished(self, event: ChoiceFinished) -> bytes:
+        choice = self._choice(event.choice, {}, finish_reason(event))
+        self._open_choices -= 1
+        if self._open_choices == 0:
+            self._last_choice = choice  # waits for the report that it carries
+            return b""
+        return self._chunk(choice)
+
+    def _completed(self, event: Completed) -> bytes:
+        self.completed = True
+        choices = [] if self._last_choice is None else [self._last_choice]
+        out = sse.data({**self._base, "choices": choices, "perilune": report_dict(event.report)})
+        if self._call.include_usage:
+            out += sse.data({**self._base, "choices": [], "usage": usage_dict(event.usage)})
+        return out
+
+    def _progress(self, event: StageStarted | Planned | PrefillProgress | CitationAdded) -> bytes:
+        """A chunk without choices for clients that asked, else a comment."""
+        if not self._call.include_progress:
+            return _progress_comment(event)
+        return sse.data({**self._base, "choices": [], "perilune": _progress_dict(event)})
+
+    def _choice(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return sse.data({**self._base, "choices": [choice]})
+
+
+def _progress_dict(event: StageStarted | Planned | PrefillProgress | CitationAdded) -> dict[str, Any]:
+    match event:
+        case StageStarted(stage):
+            return {"stage": stage}
+        case Planned(plan):
+            return {"stage": "planned", **plan_dict(plan)}
+        case PrefillProgress(processed, total, cached, eta_s):
+            return {
+                "stage": "prefilling",
+                "processed": processed,
+                "total": total,
+                "cached": cached,
+                "eta_s": round(eta_s, 3),
+            }
+        case CitationAdded(citation):
+            return {"stage": "citation", "citation": citation_dict(citation)}
+
+
+def _progress_comment(event: StageStarted | Planned | PrefillProgress | CitationAdded) -> bytes:
+    match event:
+        case StageStarted(stage):
+            return sse.comment(stage)
+        case Planned(plan):
+            return sse.comment(f"plan {plan.kind.value}, first token in about {plan.predicted_ttft_s:.1f} s")
+        case PrefillProgress(processed, total, cached, eta_s):
+            return sse.comment(f"prefilling {processed}/{total} tokens, {cached} cached, {eta_s:.1f} s to go")
+        case CitationAdded():
+            return b""
+
+
+def _unfinished() -> InternalError:
+    return InternalError("The answer ended before it was complete.", hint="Send the request again.")

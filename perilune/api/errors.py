@@ -1,0 +1,99 @@
+"""Errors on the wire: every failure as one OpenAI error body with the right status.
+
+Knows HTTP and `perilune.errors`; doesn't know endpoints. The text of an unknown exception never reaches the
+caller, and reaches the log only at DEBUG: such texts can quote prompts, keys and paths (CVE-2026-22778).
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from starlette.exceptions import HTTPException
+from starlette.types import Send
+
+from perilune.api.wire import Headers, send_json
+from perilune.errors import Forbidden, InternalError, InvalidRequest, NotFound, PeriluneError
+
+RETRY_AFTER_S = 2
+_RETRY = {429, 503}
+
+log = logging.getLogger("perilune.api")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had an answer; nobody is left to tell."""
+
+
+class RequestTimeout(InvalidRequest):
+    """The client stopped sending in the middle of its request."""
+
+    status, code = 408, "request_timeout"
+
+
+class MethodNotAllowed(InvalidRequest):
+    status, code = 405, "method_not_allowed"
+
+
+class Unsupported(InvalidRequest):
+    """A field that would change the answer's meaning and that this server can't honour."""
+
+    code = "unsupported_parameter"
+
+
+class ForbiddenHost(Forbidden):
+    """A Host or Origin that isn't this machine: a web page trying to reach a private server."""
+
+    code = "forbidden_host"
+
+
+def from_any(error: BaseException, request_id: str) -> PeriluneError:
+    """The error to show. Ours pass through; anything else is logged and becomes a bare `InternalError`."""
+    if isinstance(error, PeriluneError):
+        if error.status >= 500:
+            log.warning("refused", extra={"fields": {"request_id": request_id, "code": error.code}})
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    fields = {
+        "request_id": request_id,
+        "exception": type(error).__name__,
+        "frames": [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames],
+    }
+    log.error("request failed", extra={"fields": fields})
+    log.debug("request failed", exc_info=error, extra={"fields": {"request_id": request_id}})
+    return InternalError(
+        f"The server failed while it handled this request ({request_id}).",
+        hint="The server's log has the details under that id.",
+    )
+
+
+def from_http(error: HTTPException, method: str) -> PeriluneError:
+    """Starlette's own refusals (no such route, wrong method) in our shape."""
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return MethodNotAllowed(f"This path doesn't take {method}.", hint=f"Use {allowed}." if allowed else "")
+    if error.status_code == 404:
+        return NotFound("There is no such path here.", hint="docs/api.md lists every endpoint.")
+    return InvalidRequest("The request can't be handled.", hint="docs/api.md shows each endpoint's form.")
+
+
+def body(error: PeriluneError) -> dict[str, object]:
+    """The OpenAI error object. The hint follows the message, because clients show only that."""
+    return {
+        "error": {
+            "message": str(error),
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+async def send_error(send: Send, error: PeriluneError, headers: Headers = ()) -> None:
+    """One complete error response, with `retry-after` where trying again makes sense."""
+    extra = list(headers)
+    if error.status in _RETRY:
+        extra.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    if error.status == 401:
+        extra.append((b"www-authenticate", b"Bearer"))
+    await send_json(send, error.status, body(error), extra)

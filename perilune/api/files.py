@@ -1,0 +1,158 @@
+"""/v1/files: upload, list, retrieve, delete, content. OpenAI's shapes, with the state of ingest beside.
+
+Knows the wire; the documents are the service's. `status` has OpenAI's three values, so that waiting clients work;
+`perilune.status` tells the stages apart and counts pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perilune.api.auth import caller_of, require_writer
+from perilune.api.upload import received
+from perilune.api.wire import json_response
+from perilune.core import FileRecord, FileStatus
+from perilune.errors import InvalidRequest, NotFound
+from perilune.service.ports import ServiceApi
+
+PURPOSES = ("user_data", "assistants", "file-extract")
+MAX_LIMIT = 10_000
+_FILE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+_WIRE_STATUS = {
+    FileStatus.UPLOADED: "uploaded",
+    FileStatus.PARSING: "uploaded",
+    FileStatus.PREFILLING: "uploaded",
+    FileStatus.PROCESSED: "processed",
+    FileStatus.ERROR: "error",
+}
+
+
+def file_dict(record: FileRecord) -> dict[str, Any]:
+    """The file object."""
+    return {
+        "id": record.file_id,
+        "object": "file",
+        "bytes": record.size_bytes,
+        "created_at": int(record.created_at),
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": _WIRE_STATUS[record.status],
+        "status_details": record.error,
+        "perilune": {
+            "status": record.status.value,
+            "pages_total": record.pages_total,
+            "pages_parsed": record.pages_parsed,
+            "tokens": record.tokens,
+            "language": record.language,
+            "sha256": record.sha256,
+        },
+    }
+
+
+class Files:
+    """The endpoints, as handlers of one object that holds the service and the limits."""
+
+    def __init__(self, service: ServiceApi, max_upload_bytes: int, folder: Path) -> None:
+        self._documents = service.documents
+        self._max_upload_bytes = max_upload_bytes
+        self._folder = folder
+
+    async def collection(self, request: Request) -> Response:
+        """POST uploads, GET lists."""
+        return await (self._upload(request) if request.method == "POST" else self._list(request))
+
+    async def item(self, request: Request) -> Response:
+        """GET retrieves, DELETE deletes."""
+        return await (self._delete(request) if request.method == "DELETE" else self._retrieve(request))
+
+    async def _upload(self, request: Request) -> Response:
+        caller = caller_of(request.scope)
+        require_writer(caller)
+        async with received(request.scope, request.receive, self._max_upload_bytes, self._folder) as upload:
+            purpose = upload.fields.get("purpose", PURPOSES[0])
+            if purpose not in PURPOSES:
+                raise InvalidRequest(
+                    "Wrong value for purpose.", hint=f"Use one of {', '.join(PURPOSES)}.", param="purpose"
+                )
+            record = await self._documents.upload(caller.tenant, upload.filename, purpose, upload.data)
+        return json_response(file_dict(record))
+
+    async def _list(self, request: Request) -> Response:
+        records = await self._documents.list(caller_of(request.scope).tenant)
+        return json_response(listing(records, request.query_params))
+
+    async def _retrieve(self, request: Request) -> Response:
+        record = await self._documents.get(caller_of(request.scope).tenant, file_id_of(request))
+        return json_response(file_dict(record))
+
+    async def _delete(self, request: Request) -> Response:
+        caller = caller_of(request.scope)
+        require_writer(caller)
+        file_id = file_id_of(request)
+        await self._documents.delete(caller.tenant, file_id)
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        """The bytes as they were uploaded, or with `?format=text` the text that was read from them."""
+        tenant, file_id = caller_of(request.scope).tenant, file_id_of(request)
+        form = request.query_params.get("format", "raw")
+        if form not in ("raw", "text"):
+            raise InvalidRequest("Wrong value for format.", hint="Use raw or text.", param="format")
+        if form == "text":
+            text = await self._documents.text(tenant, file_id)
+            return Response(text, media_type="text/plain")
+        record = await self._documents.get(tenant, file_id)
+        data = await self._documents.content(tenant, file_id)
+        # Never shown inline: an uploaded page must not run as one of this server's own.
+        headers = {
+            "content-disposition": f"attachment; filename*=utf-8''{quote(record.filename, safe='')}",
+            "x-content-type-options": "nosniff",
+        }
+        return Response(data, media_type="application/octet-stream", headers=headers)
+
+
+def file_id_of(request: Request) -> str:
+    """The id in the path. Raises `NotFound` for one that no file can have."""
+    file_id: str = request.path_params["file_id"]
+    if not _FILE_ID.fullmatch(file_id):
+        raise NotFound("There is no such file.", hint="GET /v1/files lists yours.", param="file_id")
+    return file_id
+
+
+def listing(records: Iterable[FileRecord], query: Mapping[str, str]) -> dict[str, Any]:
+    """One page of files, by OpenAI's `purpose`, `order`, `after` and `limit`."""
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("Wrong value for order.", hint="Use asc or desc.", param="order")
+    limit = _limit(query.get("limit"))
+    purpose = query.get("purpose")
+    chosen = [record for record in records if purpose in (None, record.purpose)]
+    chosen.sort(key=lambda record: (record.created_at, record.file_id), reverse=order == "desc")
+    ids = [record.file_id for record in chosen]
+    after = query.get("after")
+    if after is not None and after not in ids:
+        raise InvalidRequest("No file has the id in after.", hint="Use last_id of a page.", param="after")
+    start = ids.index(after) + 1 if after is not None else 0
+    page = chosen[start : start + limit]
+    return {
+        "object": "list",
+        "data": [file_dict(record) for record in page],
+        "first_id": page[0].file_id if page else None,
+        "last_id": page[-1].file_id if page else None,
+        "has_more": start + limit < len(chosen),
+    }
+
+
+def _limit(value: str | None) -> int:
+    if value is None:
+        return MAX_LIMIT
+    if not (value.isascii() and value.isdigit() and len(value) <= 6 and 1 <= int(value) <= MAX_LIMIT):
+        raise InvalidRequest("Wrong value for limit.", hint=f"Use 1 to {MAX_LIMIT:,}.", param="limit")
+    return int(value)

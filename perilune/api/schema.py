@@ -1,0 +1,318 @@
+"""The wire form of a chat request, and its way into `core.Request` (spec S1, X4).
+
+Knows OpenAI's fields and ours; doesn't know models or files. Every field is strictly typed. A field this server
+doesn't know is ignored when it is bookkeeping (`user`, `metadata`, `store`, …) and refused with 400 when honouring
+it would change the answer: `UNSUPPORTED` is that list, and the neutral values that are accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from perilune.api.errors import Unsupported
+from perilune.api.limits import parse_json_object
+from perilune.config import Settings
+from perilune.core import (
+    ContextPolicy,
+    FilePart,
+    Message,
+    Request,
+    SamplingParams,
+    ServiceClass,
+    TextPart,
+)
+from perilune.errors import InvalidRequest
+from perilune.service.ports import Caller
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_FILES = 64
+MAX_PARTS = 2048
+MAX_OUTPUT_TOKENS = 10_000_000
+MAX_DEADLINE_S = 86_400.0
+_INT64 = 2**63 - 1
+_TOKEN_ID = 2**31 - 1
+_SMALLEST_TOP_P = 1e-6
+Number = TypeVar("Number", int, float)
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "response_format": (None, {"type": "text"}),
+    "audio": (None,),
+    "modalities": (None, [], ["text"]),
+    "prediction": (None,),
+    "web_search_options": (None,),
+    "structured_outputs": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "stop_token_ids": (None, []),
+    "bad_words": (None, []),
+    "min_tokens": (None, 0),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "use_beam_search": (None, False),
+    "prompt_logprobs": (None, False),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+}
+"""Field -> values that change nothing and are accepted."""
+
+_UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
+    "tool_calls": (None, []),
+    "function_call": (None,),
+    "audio": (None,),
+    "partial": (None, False),
+    "prefix": (None, False),
+}
+
+_TIERS: Mapping[str, ServiceClass] = {
+    "auto": ServiceClass.P0_INTERACTIVE,
+    "default": ServiceClass.P0_INTERACTIVE,
+    "priority": ServiceClass.P0_INTERACTIVE,
+    "fast": ServiceClass.P0_INTERACTIVE,
+    "scale": ServiceClass.P0_INTERACTIVE,
+    "flex": ServiceClass.P1_DOCUMENT,
+    "batch": ServiceClass.P2_BATCH,
+}
+TIER_OF_CLASS: Mapping[ServiceClass, str] = {
+    ServiceClass.P0_INTERACTIVE: "default",
+    ServiceClass.P1_DOCUMENT: "flex",
+    ServiceClass.P2_BATCH: "batch",
+}
+"""What a response reports as the tier that was used."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class Wire(BaseModel):
+    """Strict: a number in quotes is not a number, and NaN is none either."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class WireFile(Wire):
+    file_id: str | None = Field(None, max_length=128)
+
+
+class WirePart(Wire):
+    type: str = Field(max_length=64)
+    text: str | None = None
+    file: WireFile | None = None
+    file_id: str | None = Field(None, max_length=128)
+
+
+class WireMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[list[WirePart], BeforeValidator(_as_parts), Field(min_length=1, max_length=MAX_PARTS)]
+
+
+class WireStreamOptions(Wire):
+    include_usage: bool | None = None
+    include_progress: bool | None = None
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class WireChat(Wire):
+    """The body of POST /v1/chat/completions."""
+
+    model: str = Field(min_length=1, max_length=256)
+    messages: list[WireMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: Annotated[list[Stop] | None, BeforeValidator(_as_list), Field(max_length=MAX_STOPS)] = None
+    seed: int | None = Field(None, ge=-_INT64 - 1, le=_INT64)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=_TOKEN_ID)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: WireStreamOptions | None = None
+    deadline: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
+    context_policy: Literal["auto", "full", "refined"] | None = None
+    service_tier: str | None = Field(None, max_length=64)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A chat request and how its answer is to be delivered."""
+
+    request: Request
+    stream: bool
+    include_usage: bool
+    include_progress: bool
+
+
+def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> ChatCall:
+    """Untrusted bytes -> a request. Raises `InvalidRequest` naming the field; nothing else, whatever the bytes."""
+    raw = parse_json_object(body)
+    _refuse_unsupported(raw)
+    _check_counts(raw, settings.server.max_messages)
+    try:
+        wire = WireChat.model_validate(raw)
+    except ValidationError as error:
+        raise wrong_field(error) from None
+    options = wire.stream_options or WireStreamOptions()
+    if wire.stream_options is not None and not wire.stream:
+        raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+    request = Request(
+        request_id=request_id,
+        tenant=caller.tenant,
+        model=wire.model,
+        messages=_messages(wire.messages),
+        arrival_s=arrival_s,
+        sampling=_sampling(wire, settings.model.temperature),
+        n=wire.n or 1,
+        deadline_s=_same(wire.deadline_s, wire.deadline, "deadline_s", "deadline") or caller.deadline_s,
+        context_policy=ContextPolicy(wire.context_policy or "auto"),
+        service_class=_service_class(wire.service_tier),
+    )
+    if len(request.file_ids) > MAX_FILES:
+        raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")
+    return ChatCall(request, bool(wire.stream), bool(options.include_usage), bool(options.include_progress))
+
+
+def wrong_field(error: ValidationError) -> InvalidRequest:
+    """The first fault as an error that names the field as `messages[0].role`. The value is not repeated."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    return InvalidRequest(
+        f"Wrong value for {param}: {first['msg'].lower()}.", hint="docs/api.md lists every field.", param=param
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    for field, neutral in UNSUPPORTED.items():
+        if field in raw and raw[field] not in neutral:
+            raise _unsupported(field)
+
+
+def _check_counts(raw: Mapping[str, Any], max_messages: int) -> None:
+    """Bounds and unsupported parts of the messages, before each of them is validated."""
+    messages = raw.get("messages")
+    if not isinstance(messages, list):
+        return  # validation names the fault
+    if len(messages) > max_messages:
+        raise InvalidRequest(
+            f"{len(messages):,} messages are more than this server's limit of {max_messages:,}.",
+            hint="Send fewer, or raise server.max_messages.",
+            param="messages",
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            continue
+        if message.get("role") in ("tool", "function"):
+            raise _unsupported(f"messages[{index}].role")
+        for field, neutral in _UNSUPPORTED_IN_MESSAGE.items():
+            if field in message and message[field] not in neutral:
+                raise _unsupported(f"messages[{index}].{field}")
+
+
+def _unsupported(param: str) -> Unsupported:
+    return Unsupported(f"{param} isn't supported by this server yet.", hint="Leave it out.", param=param)
+
+
+def _messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
+    return tuple(
+        Message(
+            role="system" if message.role == "developer" else message.role,
+            parts=tuple(_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(message.content)),
+        )
+        for index, message in enumerate(wire)
+    )
+
+
+def _part(part: WirePart, param: str) -> TextPart | FilePart:
+    if part.type in ("text", "input_text"):
+        if part.text is None:
+            raise InvalidRequest(f"{param} has no text.", param=f"{param}.text")
+        return TextPart(part.text)
+    if part.type == "file":
+        file_id = part.file.file_id if part.file is not None else None
+    elif part.type == "input_file":
+        file_id = part.file_id
+    else:
+        raise Unsupported(
+            f"{param} is of a type this server can't read; it takes text, file and input_file.",
+            hint="Upload documents with POST /v1/files and name them by id.",
+            param=f"{param}.type",
+        )
+    if not file_id:
+        raise InvalidRequest(
+            f"{param} names no file_id.",
+            hint="Upload the file with POST /v1/files first; inline file data isn't accepted.",
+            param=f"{param}.file.file_id" if part.type == "file" else f"{param}.file_id",
+        )
+    return FilePart(file_id)
+
+
+def _sampling(wire: WireChat, temperature: float) -> SamplingParams:
+    if wire.top_logprobs is not None and not wire.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    return SamplingParams(
+        temperature=temperature if wire.temperature is None else float(wire.temperature),
+        # 0 means "only the most likely token", which the smallest share selects.
+        top_p=1.0 if wire.top_p is None else max(float(wire.top_p), _SMALLEST_TOP_P),
+        top_k=max(wire.top_k or 0, 0),  # -1 is vLLM's spelling of off
+        min_p=float(wire.min_p or 0.0),
+        presence_penalty=float(wire.presence_penalty or 0.0),
+        frequency_penalty=float(wire.frequency_penalty or 0.0),
+        repetition_penalty=1.0 if wire.repetition_penalty is None else float(wire.repetition_penalty),
+        seed=wire.seed,
+        logit_bias=_logit_bias(wire.logit_bias or {}),
+        logprobs=(wire.top_logprobs or 0) if wire.logprobs else None,
+        max_tokens=_same(wire.max_completion_tokens, wire.max_tokens, "max_completion_tokens", "max_tokens"),
+        stop=tuple(wire.stop or ()),
+        ignore_eos=bool(wire.ignore_eos),
+    )
+
+
+def _logit_bias(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, bias in wire.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) > _TOKEN_ID:
+            raise InvalidRequest("logit_bias has a key that is no token id.", param="logit_bias")
+        pairs.append((int(key), float(bias)))
+    return tuple(pairs)
+
+
+def _same(first: Number | None, second: Number | None, one: str, other: str) -> Number | None:
+    """The value of a field with two names."""
+    if first is not None and second is not None and first != second:
+        raise InvalidRequest(f"{one} and {other} disagree.", hint="Send one of them.", param=other)
+    return second if first is None else first
+
+
+def _service_class(tier: str | None) -> ServiceClass:
+    try:
+        return _TIERS[tier or "auto"]
+    except KeyError:
+        raise InvalidRequest(
+            "Wrong value for service_tier.", hint=f"Use one of {', '.join(_TIERS)}.", param="service_tier"
+        ) from None
