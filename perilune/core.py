@@ -194,7 +194,8 @@ class SequenceSpec:
 
     `salt` seeds the block hashes (tenant isolation and KV provenance); equal salts share KV.
     `shared_tokens` is how many leading prompt tokens may enter the shared and disk cache as whole blocks;
-    `persist_owner` names who owns them on disk (a file id), None keeps them in RAM only.
+    `persist_owner` names who owns them on disk (a file id), None keeps them in RAM only; `persist_tokens` limits
+    what goes to disk to that many leading tokens (a document, not the conversation about it), None: all shared ones.
     A spec with `prefill_only` samples nothing and finishes when its prompt is computed (ingest).
     """
 
@@ -207,6 +208,7 @@ class SequenceSpec:
     service_class: ServiceClass = ServiceClass.P0_INTERACTIVE
     shared_tokens: int = 0
     persist_owner: str | None = None
+    persist_tokens: int | None = None
     prefill_only: bool = False
 
 

@@ -1,0 +1,313 @@
+"""The life of one request: gather, plan, retrieve, compose, run, report.
+
+Knows the service's parts and one request; doesn't know dialects or keys. Everything happens inside the async
+generator `Answer.events`, so closing it stops the work in whatever phase it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from perilune.core import (
+    CachedTokens,
+    Citation,
+    CitationAdded,
+    Completed,
+    ContextPolicy,
+    Degradation,
+    Event,
+    FileRecord,
+    Plan,
+    PlanKind,
+    Planned,
+    Report,
+    Request,
+    SequenceSpec,
+    ServiceClass,
+    StageStarted,
+    TokenReport,
+)
+from perilune.service import languages
+from perilune.service.backends.local import LocalBackend
+from perilune.service.compose import Composer, Conversation, Prompt
+from perilune.service.documents import DocumentService, joint_owner
+from perilune.service.generate import Generation, Outcome
+from perilune.service.material import Material, MaterialReader
+from perilune.service.model import ServedModel
+from perilune.service.passages import citation, joined
+from perilune.service.planner import Facts, choose, too_long
+from perilune.service.ports import Library, Tokenizer
+from perilune.service.predictor import Predictor
+from perilune.service.refine import Refined, Refiner
+from perilune.telemetry import Telemetry
+
+ANSWER_RESERVE_TOKENS = 256
+"""Window kept for the answer when a context is judged to fit (less if `max_tokens` is less). A larger `max_tokens`
+is clipped to what the prompt leaves."""
+
+WHOLE_CITATIONS = 3
+"""Passages quoted beside an answer that read the whole document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Deadlines and timeouts of the configuration, in seconds."""
+
+    interactive_s: float
+    document_s: float
+    reserve_s: float
+    timeout_s: float
+
+    def deadline_s(self, request: Request) -> float:
+        if request.deadline_s is not None:
+            return request.deadline_s
+        if request.service_class is ServiceClass.P0_INTERACTIVE:
+            return self.interactive_s
+        return self.document_s if request.service_class is ServiceClass.P1_DOCUMENT else self.timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every request uses."""
+
+    model: ServedModel
+    tokenizer: Tokenizer
+    composer: Composer
+    library: Library
+    documents: DocumentService
+    backend: LocalBackend
+    predictor: Predictor
+    salt_of: Callable[[str], bytes]
+    detect_language: Callable[[str], str | None]
+    limits: Limits
+    clock: Callable[[], float]
+    telemetry: Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A prompt with what is said about it in the report."""
+
+    prompt: Prompt
+    offered: int
+    exact: int
+    degradations: tuple[Degradation, ...] = ()
+
+
+class Answer:
+    """One request being answered."""
+
+    def __init__(self, parts: Parts, request: Request) -> None:
+        self._parts = parts
+        self._request = request
+        self._deadline_s = parts.limits.deadline_s(request)
+        self._citations: list[Citation] = []
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Every event of the answer, the first before any slow work. Errors are raised."""
+        parts, request = self._parts, self._request
+        conversation = await asyncio.to_thread(parts.composer.conversation, request.messages)
+        # Without documents: the template's objections and a sure excess come out before anything is streamed.
+        bare = await asyncio.to_thread(parts.composer.compose, [], conversation, "")
+        records = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]
+        reader = MaterialReader(parts.documents, parts.composer, parts.library, parts.clock)
+        self._refuse_surely_too_long(bare, records, conversation)
+        yield StageStarted("retrieving" if records else "composing")
+
+        wait = reader.patience(request.context_policy, self._deadline_s)
+        records = await reader.readable(records, request.arrival_s, wait, parts.limits.timeout_s)
+        material = await asyncio.to_thread(reader.read, records, bare, conversation, self._room())
+        facts = await asyncio.to_thread(self._facts, material, bare, conversation)
+        plan = choose(facts)
+        yield Planned(plan)
+
+        if plan.kind is PlanKind.REFINED:
+            refiner = Refiner(parts.composer, parts.library, request.tenant)
+            refined = await asyncio.to_thread(refiner.refine, records, conversation, plan.context_tokens)
+            if records:
+                yield StageStarted("composing")
+            for item in self._cite(refined):
+                yield item
+            ready = _Ready(refined.prompt, material.offered, refined.exact, refined.degradations)
+            shared, owner = len(refined.prompt), None
+            spec = self._spec(refined.prompt, shared, owner)
+        else:
+            assert material.prompt is not None  # the planner chooses a whole plan only where one was composed
+            ready = _Ready(material.prompt, len(material.prompt), len(material.prompt))
+            spec = self._spec(material.prompt, len(material.prompt), self._owner(records, material.prompt))
+        degradations = (
+            *plan.degradations,
+            *ready.degradations,
+            *material.degradations,
+            *self._language(conversation),
+        )
+        async with aclosing(self._run(plan, spec, ready, degradations, records, conversation)) as events:
+            async for event in events:
+                yield event
+
+    # ------------------------------------------------------------------------------------- planning
+
+    def _room(self) -> int:
+        """Prompt tokens that leave the window room for an answer."""
+        return self._parts.model.window_tokens - self._answer_reserve()
+
+    def _answer_reserve(self) -> int:
+        wanted = self._request.sampling.max_tokens or ANSWER_RESERVE_TOKENS
+        return min(wanted, ANSWER_RESERVE_TOKENS, self._parts.model.window_tokens // 4)
+
+    def _refuse_surely_too_long(self, bare: Prompt, records: list[FileRecord], conversation: Conversation) -> None:
+        """Pinned `full`, or nothing that could be left out: the 400 comes before the stream begins."""
+        refinable = bool(records) or len(conversation.turns) > 1
+        if refinable and self._request.context_policy is not ContextPolicy.FULL:
+            return
+        least = len(bare) + sum(record.tokens or 0 for record in records)
+        if least > self._room():
+            raise too_long(least, self._sure_facts(least, refinable))
+
+    def _sure_facts(self, prompt: int, refinable: bool) -> Facts:
+        return Facts(
+            policy=self._request.context_policy,
+            deadline_s=self._deadline_s,
+            elapsed_s=0.0,
+            window=self._parts.model.window_tokens,
+            answer=self._answer_reserve(),
+            prompt=prompt,
+            stable=0,
+            required=0,
+            cached=CachedTokens(),
+            complete=True,
+            refinable=refinable,
+            searched=False,
+            queued=0,
+            rates=self._parts.predictor.rates,
+            reserve_s=self._parts.limits.reserve_s,
+        )
+
+    def _facts(self, material: Material, bare: Prompt, conversation: Conversation) -> Facts:
+        parts, request = self._parts, self._request
+        prompt = material.prompt
+        salt = parts.salt_of(request.tenant)
+        cached = parts.backend.cached(prompt.token_ids, salt) if prompt is not None else CachedTokens()
+        documents = bool(material.records)
+        return replace(
+            self._sure_facts(material.offered, documents or len(conversation.turns) > 1),
+            elapsed_s=max(0.0, parts.clock() - request.arrival_s),
+            stable=prompt.stable_tokens if prompt is not None else 0,
+            required=material.required,
+            cached=cached,
+            complete=material.complete,
+            searched=documents,
+            queued=parts.backend.stats().queued_prefill_tokens,
+        )
+
+    # -------------------------------------------------------------------------------------- running
+
+    def _owner(self, records: list[FileRecord], prompt: Prompt) -> str | None:
+        if not records or not prompt.context_tokens:
+            return None
+        owner = joint_owner([record.file_id for record in records])
+        self._parts.documents.remember_joint(owner)
+        return owner
+
+    def _spec(self, prompt: Prompt, shared: int, owner: str | None) -> SequenceSpec:
+        """The first choice. Whole prompts are shared in RAM; on disk goes the documents' part only."""
+        request, parts = self._request, self._parts
+        sampling = request.sampling
+        left = parts.model.window_tokens - len(prompt)
+        return SequenceSpec(
+            seq_id=f"{request.request_id}-0",
+            token_ids=prompt.token_ids,
+            salt=parts.salt_of(request.tenant),
+            sampling=sampling,
+            max_new_tokens=min(sampling.max_tokens or left, left),
+            stop_token_ids=frozenset() if sampling.ignore_eos else parts.tokenizer.stop_ids,
+            service_class=request.service_class,
+            shared_tokens=shared,
+            persist_owner=owner,
+            persist_tokens=prompt.context_tokens if owner else None,
+        )
+
+    async def _run(
+        self,
+        plan: Plan,
+        spec: SequenceSpec,
+        ready: _Ready,
+        degradations: tuple[Degradation, ...],
+        records: list[FileRecord],
+        conversation: Conversation,
+    ) -> AsyncGenerator[Event, None]:
+        parts, request = self._parts, self._request
+        generation = Generation(
+            parts.backend, parts.tokenizer, parts.predictor, parts.clock, request, spec, parts.limits.timeout_s
+        )
+        quotes: asyncio.Task[list[Citation]] | None = None
+        if records and plan.kind is not PlanKind.REFINED:
+            quotes = asyncio.create_task(asyncio.to_thread(self._quotes, records, conversation))
+        try:
+            async with aclosing(generation.events()) as events:
+                async for event in events:
+                    yield event
+                    if quotes and quotes.done():
+                        for item in self._add(quotes.result()):
+                            yield item
+                        quotes = None
+            if quotes:
+                for item in self._add(await quotes):
+                    yield item
+        finally:
+            if quotes:
+                quotes.cancel()
+        yield self._completed(plan, ready, degradations, generation.outcome)
+
+    def _completed(
+        self, plan: Plan, ready: _Ready, degradations: tuple[Degradation, ...], outcome: Outcome
+    ) -> Completed:
+        request, parts = self._request, self._parts
+        if outcome.ttft_s is not None:
+            service_class, kind = request.service_class.name.lower(), plan.kind.value
+            met = "met" if outcome.ttft_s <= self._deadline_s else "missed"
+            parts.telemetry.observe("ttft_seconds", outcome.ttft_s, plan=kind, service_class=service_class)
+            parts.telemetry.count("deadline", outcome=met, plan=kind, service_class=service_class)
+        exact = min(ready.exact, ready.offered)
+        report = Report(
+            plan=plan.kind,
+            deadline_s=self._deadline_s,
+            predicted_ttft_s=plan.predicted_ttft_s,
+            measured_ttft_s=outcome.ttft_s,
+            tokens=TokenReport(
+                offered=ready.offered,
+                exact=exact,
+                dropped=ready.offered - exact,
+                cached=outcome.cached,
+            ),
+            model=parts.model.model_id,
+            backend=parts.model.backend,
+            citations=tuple(self._citations),
+            degradations=degradations,
+        )
+        return Completed(outcome.usage, report)
+
+    # ------------------------------------------------------------------------------ citations, language
+
+    def _cite(self, refined: Refined) -> list[CitationAdded]:
+        return self._add(list(refined.citations))
+
+    def _add(self, citations: list[Citation]) -> list[CitationAdded]:
+        self._citations += citations
+        return [CitationAdded(item) for item in citations]
+
+    def _quotes(self, records: list[FileRecord], conversation: Conversation) -> list[Citation]:
+        """Where the answer is likely to be found, for an answer that read everything."""
+        names = {record.file_id: record.filename for record in records}
+        found = self._parts.library.search(self._request.tenant, list(names), conversation.query, WHOLE_CITATIONS)
+        return [citation(passage, names) for passage in joined(found, list(names))]
+
+    def _language(self, conversation: Conversation) -> tuple[Degradation, ...]:
+        model = self._parts.model
+        spoken = self._parts.detect_language(conversation.question)
+        if not model.languages or spoken is None or spoken in model.languages:
+            return ()
+        return (languages.not_spoken(spoken, model.model_id, model.languages),)

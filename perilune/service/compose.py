@@ -1,0 +1,256 @@
+"""Composes prompts: documents first, then instructions, then the conversation; content is only ever text.
+
+Knows the model's tokenizer and chat template; doesn't know files, plans or engines.
+
+Layout. What every question about a document shares comes first: template head, document texts in order of first
+mention, and only then the caller's instructions and turns. All of a document's questions, from any session of a
+tenant, therefore start with the same tokens and hit the same KV.
+
+No prompt injection. The template is rendered with an unguessable sentinel in place of every content, split at the
+sentinels, and each piece is tokenised alone: the template's pieces with special tokens, contents without. A control
+marker inside a document or a message stays text. Consequences: no token spans the border of template and content,
+and what a template does to a content itself (trimming, cutting thoughts out) does not happen.
+
+Fallback. Where a template drops, repeats, reorders or changes a sentinel, the contents are rendered plainly and
+tokenised with the template; contents that hold control markers are then refused, because nothing could tell them
+from the template's own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perilune.core import Message
+from perilune.errors import InvalidRequest
+from perilune.service.ports import ChatTemplate, Tokenizer
+
+DOCUMENT_SLICE_CHARS = 65_536
+"""Documents are tokenised in slices of this size at fixed offsets, so that no call holds a whole library's text."""
+
+DOCUMENT_INSTRUCTIONS = "Answer the question from the document above. If the answer is not in it, say so."
+PASSAGE_INSTRUCTIONS = "Answer the question from the passages above. If the answer is not in them, say so."
+
+_CACHED_DOCUMENT_TOKENS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of the conversation with its content's tokens; documents are not part of it."""
+
+    role: str
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A request's messages as the composer needs them. `instructions` are the leading system messages."""
+
+    instructions: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def question(self) -> str:
+        """The last user turn."""
+        return next((turn.text for turn in reversed(self.turns) if turn.role == "user"), "")
+
+    @property
+    def query(self) -> str:
+        """What to search for: the question, with the one before it where it is too short to stand alone."""
+        asked = [turn.text for turn in self.turns if turn.role == "user"]
+        if len(asked) > 1 and len(asked[-1].split()) < 4 and len(asked[-1]) < 24:
+            return f"{asked[-2]}\n{asked[-1]}"
+        return self.question
+
+    def without_oldest(self, count: int) -> Conversation:
+        return Conversation(self.instructions, self.turns[count:])
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A composed prompt. `context_tokens` lead and are the same for every question about the same context;
+    `stable_tokens` (>= context_tokens) is everything before the last turn."""
+
+    token_ids: array[int]
+    context_tokens: int
+    stable_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Composer:
+    """Prompts of one model. Thread-safe; calls take milliseconds (long documents more), so run them in a thread."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._documents: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # -------------------------------------------------------------------------------------- pieces
+
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
+    def encode_document(self, key: str, text: str) -> array[int]:
+        """A document's tokens, kept by `key` (file id) for its next question."""
+        with self._lock:
+            known = self._documents.get(key)
+            if known is not None:
+                self._documents.move_to_end(key)
+                return known
+        ids = array("i")
+        for start in range(0, len(text), DOCUMENT_SLICE_CHARS):
+            ids.extend(self._tokenizer.encode(text[start : start + DOCUMENT_SLICE_CHARS]))
+        with self._lock:
+            self._documents[key] = ids
+            while sum(map(len, self._documents.values())) > _CACHED_DOCUMENT_TOKENS and len(self._documents) > 1:
+                self._documents.popitem(last=False)
+        return ids
+
+    def forget_document(self, key: str) -> None:
+        with self._lock:
+            self._documents.pop(key, None)
+
+    def document_piece(self, filename: str, ids: Sequence[int]) -> array[int]:
+        """A whole document as context. The name stands behind the text, so that a renamed copy shares its KV."""
+        piece = array("i", self._tokenizer.encode("Document:\n"))
+        piece.extend(ids)
+        piece.extend(self._tokenizer.encode(f"\n(End of the document {filename!r}.)\n\n"))
+        return piece
+
+    def passage_piece(self, filename: str, page: int, text: str) -> array[int]:
+        """A retrieved passage as context, labelled so that the model can say where it is from."""
+        return array("i", self._tokenizer.encode(f"[{filename}, page {page}]\n{text.strip()}\n\n"))
+
+    def conversation(self, messages: Sequence[Message]) -> Conversation:
+        """Split off the instructions and tokenise the turns. Raises `InvalidRequest` without a question."""
+        leading: list[str] = []
+        turns: list[Turn] = []
+        for message in messages:
+            if message.role in ("system", "developer") and not turns:
+                leading.append(message.text)
+                continue
+            if not message.text and message.file_ids:
+                continue  # a message that only attaches a document: the document itself stands at the start
+            role = "system" if message.role == "developer" else message.role
+            turns.append(Turn(role, message.text, tuple(self._tokenizer.encode(message.text))))
+        if not any(turn.role == "user" and turn.text.strip() for turn in turns):
+            raise InvalidRequest(
+                "The request has no question: no user message with text.",
+                hint="Add a message with role 'user' and some text.",
+                param="messages",
+            )
+        return Conversation("\n\n".join(text for text in leading if text), tuple(turns))
+
+    # ------------------------------------------------------------------------------------- prompts
+
+    def compose(self, context: Sequence[array[int]], conversation: Conversation, instructions: str) -> Prompt:
+        """Context pieces, the caller's instructions (else `instructions`, where there is context) and the turns."""
+        own = conversation.instructions or (instructions if context else "")
+        system = array("i")
+        for piece in context:
+            system.extend(piece)
+        head = len(system)
+        system.extend(self._tokenizer.encode(own))
+        turns = [(turn.role, array("i", turn.token_ids)) for turn in conversation.turns]
+        try:
+            return self._render(system, head, turns)
+        except InvalidRequest:
+            if not len(system):
+                raise
+            return self._render(array("i"), head, _folded(system, self._tokenizer, turns))
+
+    def context_prefix(self, context: Sequence[array[int]]) -> array[int]:
+        """The tokens that every prompt with this context starts with: what ingest prefills."""
+        probe = Conversation("", (Turn("user", "?", tuple(self._tokenizer.encode("?"))),))
+        prompt = self.compose(context, probe, DOCUMENT_INSTRUCTIONS)
+        return prompt.token_ids[: prompt.context_tokens]
+
+    def _render(self, system: array[int], head: int, turns: list[tuple[str, array[int]]]) -> Prompt:
+        contents = [("system", system)] if len(system) else []
+        contents += turns
+        pieces = self._split(contents)
+        if pieces is None:
+            return self._plain(contents)
+        ids = array("i")
+        context_end = stable_end = 0
+        for index, (fixed, (_, content)) in enumerate(zip(pieces, contents, strict=False)):
+            ids.extend(self._tokenizer.encode_template(fixed) if fixed else [])
+            if index == 0:
+                self._begin(ids)
+                context_end = len(ids) + head if head else 0
+            stable_end = len(ids)
+            ids.extend(content)
+        ids.extend(self._tokenizer.encode_template(pieces[-1]) if pieces[-1] else [])
+        return Prompt(ids, context_end, max(stable_end, context_end))
+
+    def _begin(self, ids: array[int]) -> None:
+        """Put the beginning-of-sequence token in front where the template has not."""
+        bos = self._tokenizer.bos_ids
+        if bos and tuple(ids[: len(bos)]) != tuple(bos):
+            ids[0:0] = array("i", bos)
+
+    def _split(self, contents: list[tuple[str, array[int]]]) -> list[str] | None:
+        """The template's text around each content, or None where it does not leave contents alone."""
+        marks = [f"x{secrets.token_hex(16)}x" for _ in contents]
+        text = self._chat_template().render(
+            [{"role": role, "content": mark} for (role, _), mark in zip(contents, marks, strict=True)],
+            add_generation_prompt=True,
+        )
+        pieces: list[str] = []
+        at = 0
+        for mark in marks:
+            found = text.find(mark, at)
+            if found < 0 or text.count(mark) != 1:
+                return None
+            pieces.append(text[at:found])
+            at = found + len(mark)
+        pieces.append(text[at:])
+        return pieces
+
+    def _plain(self, contents: list[tuple[str, array[int]]]) -> Prompt:
+        """The fallback of the module header: nothing is known to be shared beyond equal tokens."""
+        texts = [self._tokenizer.decode(content) for _, content in contents]
+        for text in texts:
+            if self._tokenizer.encode_template(text) != self._tokenizer.encode(text):
+                raise InvalidRequest(
+                    "A document or message holds control markers of the model, and this model's chat template "
+                    "gives no way to keep them apart from its own.",
+                    hint="Remove the markers, or use another model.",
+                    param="messages",
+                )
+        rendered = self._chat_template().render(
+            [{"role": role, "content": text} for (role, _), text in zip(contents, texts, strict=True)],
+            add_generation_prompt=True,
+        )
+        ids = array("i", self._tokenizer.encode_template(rendered))
+        self._begin(ids)
+        return Prompt(ids, 0, 0)
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            raise InvalidRequest(
+                "The loaded model has no chat template: it continues text and can't answer messages.",
+                hint="Load an instruction-tuned model, for example smollm2-135m-instruct; "
+                "`perilune models` lists what there is.",
+                param="model",
+            )
+        return self._template
+
+
+def _folded(
+    system: array[int], tokenizer: Tokenizer, turns: list[tuple[str, array[int]]]
+) -> list[tuple[str, array[int]]]:
+    """Instructions and context at the start of the first turn, for templates that refuse a system message."""
+    role, first = turns[0]
+    joined = array("i", system)
+    joined.extend(tokenizer.encode("\n\n"))
+    joined.extend(first)
+    return [(role, joined), *turns[1:]]

@@ -1,0 +1,34 @@
+"""What the service knows about the model it serves: names, window, languages. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perilune.errors import ModelNotFound
+from perilune.service.ports import ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The loaded model. `aliases` are other names a request may use; `languages` are those it answers in
+    (ISO 639-1), empty where that isn't known."""
+
+    model_id: str
+    window_tokens: int
+    licence: str
+    created_at: int
+    aliases: frozenset[str] = frozenset()
+    languages: frozenset[str] = frozenset()
+    backend: str = "local"
+
+    def require(self, name: str) -> None:
+        """Raise `ModelNotFound` unless `name` means this model."""
+        if name != self.model_id and name not in self.aliases:
+            raise ModelNotFound(
+                f"There is no model {name[:80]!r} here; {self.model_id!r} is loaded.",
+                hint=f"Use model {self.model_id!r}, or start the server with `--model` for another one.",
+                param="model",
+            )
+
+    def card(self) -> ModelCard:
+        return ModelCard(self.model_id, self.created_at, self.window_tokens, self.licence)

@@ -1,0 +1,114 @@
+"""Builds a refined prompt: newest turns and best passages within a budget of tokens.
+
+Knows the library's search and the composer; doesn't know deadlines or plans. What is left out is disclosed, and so
+is that nothing was found.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perilune.core import Citation, Degradation, FileRecord, Passage
+from perilune.service.compose import PASSAGE_INSTRUCTIONS, Composer, Conversation, Prompt
+from perilune.service.passages import choose_passages, citation
+from perilune.service.ports import Library
+
+CANDIDATES = 48
+"""Passages asked of the search; about twice what the largest usual budget holds."""
+
+HISTORY_SHARE = 1 / 3
+"""Part of the free budget that older turns may take where documents are referenced too."""
+
+OPENING_PAGES = 8
+_TURN_TOKENS = 8  # the template's own tokens around a turn, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Refined:
+    """A refined prompt; `exact` counts the tokens in it that were offered by the caller (labels are ours)."""
+
+    prompt: Prompt
+    exact: int
+    citations: tuple[Citation, ...] = ()
+    degradations: tuple[Degradation, ...] = ()
+
+
+class Refiner:
+    """Refines one request's context. Runs in a thread."""
+
+    def __init__(self, composer: Composer, library: Library, tenant: str) -> None:
+        self._composer = composer
+        self._library = library
+        self._tenant = tenant
+
+    def refine(self, records: Sequence[FileRecord], conversation: Conversation, budget: int) -> Refined:
+        """A prompt of at most `budget` tokens (more only where instructions and question alone are more)."""
+        kept, dropped = self._newest(conversation, budget, bool(records))
+        said: list[Degradation] = []
+        if dropped:
+            said.append(
+                Degradation("history_dropped", f"The oldest {dropped} messages of the conversation were left out.")
+            )
+        if not records:
+            prompt = self._composer.compose([], kept, "")
+            return Refined(prompt, len(prompt), (), tuple(said))
+        passages, found = self._passages(records, conversation, budget - self._base(kept))
+        if not found:
+            said.append(
+                Degradation(
+                    "nothing_found",
+                    "No passage matches the question's words; the answer is from the opening of the document.",
+                )
+            )
+        names = {record.file_id: record.filename for record in records}
+        pieces = [self._piece(passage, names) for passage in passages]
+        prompt = self._composer.compose(pieces, kept, PASSAGE_INSTRUCTIONS)
+        labels = sum(map(len, pieces)) - sum(self._composer.count(p.text) for p in passages)
+        return Refined(prompt, len(prompt) - labels, tuple(citation(p, names) for p in passages), tuple(said))
+
+    def _base(self, kept: Conversation) -> int:
+        """Tokens that are spent before the first passage."""
+        bare = len(self._composer.compose([], kept, ""))
+        return bare + self._composer.count(PASSAGE_INSTRUCTIONS) + _TURN_TOKENS
+
+    def _newest(self, conversation: Conversation, budget: int, documents: bool) -> tuple[Conversation, int]:
+        """Drop turns from the oldest, always leaving the last question; what is kept starts with a user turn."""
+        turns = conversation.turns
+        starts = [i for i, turn in enumerate(turns) if turn.role == "user"]
+        last = conversation.without_oldest(starts[-1])
+        free = budget - self._base(last)
+        allowed = int(free * HISTORY_SHARE) if documents else free + self._composer.count(PASSAGE_INSTRUCTIONS)
+        first = starts[-1]
+        for start in reversed(starts[:-1]):
+            cost = sum(len(turn.token_ids) + _TURN_TOKENS for turn in turns[start : starts[-1]])
+            if cost > allowed:
+                break
+            first = start
+        if first == starts[0]:
+            first = 0
+        return conversation.without_oldest(first), first
+
+    def _passages(
+        self, records: Sequence[FileRecord], conversation: Conversation, budget: int
+    ) -> tuple[list[Passage], bool]:
+        """(chosen passages, whether the search found them)."""
+        names = {record.file_id: record.filename for record in records}
+
+        def count(passage: Passage) -> int:
+            return len(self._piece(passage, names))
+
+        found = self._library.search(self._tenant, list(names), conversation.query, CANDIDATES)
+        if found:
+            return choose_passages(found, budget, count, list(names)), True
+        opening = [
+            Passage(record.file_id, page.number, page.start, page.end, page.text, 0.0)
+            for record in records
+            for page in self._library.pages(self._tenant, record.file_id)[:OPENING_PAGES]
+            if page.text.strip()
+        ]
+        return choose_passages(opening, budget, count, list(names)), False
+
+    def _piece(self, passage: Passage, names: dict[str, str]) -> array[int]:
+        return self._composer.passage_piece(names[passage.file_id], passage.page, passage.text)

@@ -1,0 +1,62 @@
+"""The `perilune` object: a report as plain JSON values (docs/perilune-object.schema.json).
+
+Knows the object's keys and nothing of any dialect. Durations are rounded to 0.1 ms.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perilune.core import Citation, Degradation, Plan, Report
+
+
+def report_dict(report: Report) -> dict[str, Any]:
+    """The object that every finished answer carries."""
+    tokens = report.tokens
+    measured = report.measured_ttft_s
+    return {
+        "plan": report.plan.value,
+        "deadline_s": report.deadline_s,
+        "predicted_ttft_s": round(report.predicted_ttft_s, 4),
+        "measured_ttft_s": None if measured is None else round(measured, 4),
+        "tokens": {
+            "offered": tokens.offered,
+            "exact": tokens.exact,
+            "estimated": tokens.estimated,
+            "summarised": tokens.summarised,
+            "dropped": tokens.dropped,
+            "cached": {"ram": tokens.cached.ram, "disk": tokens.cached.disk},
+        },
+        "model": report.model,
+        "backend": report.backend,
+        "citations": [citation_dict(citation) for citation in report.citations],
+        "degradations": [degradation_dict(item) for item in report.degradations],
+    }
+
+
+def plan_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as a stage event shows it, before the answer."""
+    return {
+        "plan": plan.kind.value,
+        "deadline_s": plan.deadline_s,
+        "predicted_ttft_s": round(plan.predicted_ttft_s, 4),
+        "fidelity": round(plan.fidelity, 4),
+        "context_tokens": plan.context_tokens,
+        "uncached_tokens": plan.uncached_tokens,
+        "degradations": [degradation_dict(item) for item in plan.degradations],
+    }
+
+
+def citation_dict(citation: Citation) -> dict[str, Any]:
+    return {
+        "file_id": citation.file_id,
+        "filename": citation.filename,
+        "page": citation.page,
+        "start": citation.start,
+        "end": citation.end,
+        "quote": citation.quote,
+    }
+
+
+def degradation_dict(degradation: Degradation) -> dict[str, str]:
+    return {"code": degradation.code, "reason": degradation.reason}
