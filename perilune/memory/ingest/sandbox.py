@@ -1,0 +1,145 @@
+"""Starts a parser process, reads its frames, and turns every way it can fail into a sentence for people.
+
+Knows processes, not documents. The process is exec'd, never forked from this one's state (`subprocess` without
+`preexec_fn`); it gets a bare environment, no inherited descriptors, and is killed when the caller stops reading.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO
+
+from perilune.errors import UnsupportedDocument
+from perilune.memory.ingest.protocol import (
+    LENGTHS,
+    Done,
+    Failed,
+    Frame,
+    Job,
+    ProtocolError,
+    decode,
+    lengths,
+)
+
+WORKER = (sys.executable, "-P", "-m", "perilune.memory.ingest.worker")
+STALL_S = 300.0
+"""A parser silent for this long hangs. Generous: at nice 19 beside a busy engine it gets about 2 % of a core."""
+
+_READ_BYTES = 1024**2
+_LOG_BYTES = 4_000
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_REPORT = "Try to export it again from its source; if it opens elsewhere, please report it."
+
+log = logging.getLogger(__name__)
+
+
+def run(job: Job, *, worker: Sequence[str] = WORKER, stall_s: float = STALL_S) -> Generator[Frame, None, None]:
+    """The parser's frames, ended by `Done`. Raises `UnsupportedDocument`. Closing the iterator kills the parser."""
+    with tempfile.TemporaryFile() as errors, _process(worker, errors) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(job.encode())
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it died already; its exit status below says why
+        for message in _frames(process.stdout.fileno(), stall_s):
+            if isinstance(message, Failed):
+                raise UnsupportedDocument(message.message, hint=message.hint)
+            yield message
+            if isinstance(message, Done):
+                return
+        raise _death(process.wait(), job, errors)
+
+
+@contextmanager
+def _process(worker: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
+        worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+
+
+def _frames(descriptor: int, stall_s: float) -> Iterator[Frame]:
+    """Frames until the end of the stream."""
+    reader = _Reader(descriptor, stall_s)
+    while (head := reader.take(LENGTHS.size)) is not None:
+        try:
+            json_bytes, blob_bytes = lengths(head)
+            body = reader.take(json_bytes + blob_bytes)
+            if body is None:
+                return
+            message = decode(body[:json_bytes], body[json_bytes:])
+        except ProtocolError as error:
+            log.warning("a parser wrote something that is no frame: %s", error)
+            raise _broken("The parser failed on this file.") from None
+        yield message
+
+
+class _Reader:
+    """Exact reads from a pipe, each with a deadline."""
+
+    def __init__(self, descriptor: int, stall_s: float) -> None:
+        self._descriptor = descriptor
+        self._stall_s = stall_s
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
+
+    def take(self, size: int) -> bytes | None:
+        """`size` bytes, or None where the stream ends before them."""
+        parts, missing = [], size
+        deadline_s = time.monotonic() + self._stall_s
+        while missing:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not self._poll.poll(left_s * 1000):
+                raise _broken(
+                    f"The parser made no progress for {self._stall_s:,.0f} s on this file and was stopped."
+                )
+            part = os.read(self._descriptor, min(missing, _READ_BYTES))
+            if not part:
+                return None
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+
+def _death(status: int, job: Job, errors: IO[bytes]) -> UnsupportedDocument:
+    """Why the process ended without a last word."""
+    errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, errors.tell() - _LOG_BYTES))
+    log.warning("a parser ended with status %d: %s", status, errors.read().decode(errors="replace"))
+    if -status == signal.SIGKILL:
+        return UnsupportedDocument(
+            "The system stopped the parser, most likely because memory ran out.",
+            hint="Free memory or split the document, and try again.",
+        )
+    if -status == signal.SIGXCPU:
+        return UnsupportedDocument(
+            f"Reading the document took more than {job.cpu_s:,} s of computing and was stopped.",
+            hint="Split it, or raise documents.parser_cpu_s.",
+        )
+    if status < 0:
+        return _broken(f"The parser crashed on this file ({signal.Signals(-status).name}); it is probably damaged.")
+    return _broken("The parser failed on this file; it is probably damaged.")
+
+
+def _broken(message: str) -> UnsupportedDocument:
+    return UnsupportedDocument(message, hint=_REPORT)

@@ -1,0 +1,180 @@
+"""The parser process: reads one job from stdin, writes frames to stdout, exits. Started by `sandbox`.
+
+Runs at nice 19 with one thread, under limits on memory, CPU, files and file size; touches the document it was
+given and nothing else: no database, no network. It also cuts passages and builds their postings, so that the
+service's process only has to store them. Ends by itself when its parent dies (end of file on stdin).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from perilune.errors import UnsupportedDocument
+from perilune.memory import language, postings
+from perilune.memory.analyse import Analyser
+from perilune.memory.chunk import Span, passages
+from perilune.memory.ingest.pagination import Parsed
+from perilune.memory.ingest.protocol import (
+    LENGTHS,
+    Batch,
+    Done,
+    Failed,
+    Frame,
+    Job,
+    Opened,
+    decode_job,
+    encode,
+    lengths,
+)
+from perilune.memory.ingest.sniff import kind_of
+
+PARSERS = {
+    "pdf": "perilune.memory.ingest.pdf",
+    "docx": "perilune.memory.ingest.word",
+    "html": "perilune.memory.ingest.web",
+    "text": "perilune.memory.ingest.plain",
+}
+_NICE = 19
+_MAX_FILES = 64
+_MAX_FILE_BYTES = 1024**2  # what the process may write: its error log
+_FIRST_BATCH_PAGES = 8
+_MAX_BATCH_PAGES = 64
+_BATCH_S = 0.5
+_MAX_BATCH_CHARS = 1_000_000
+
+
+def apply_limits(job: Job) -> None:
+    """Bound this process before it opens the document. Hard limits: it can't raise them again."""
+    os.nice(_NICE)
+    for which, soft, hard in (
+        (resource.RLIMIT_AS, job.memory_bytes, job.memory_bytes),
+        (
+            resource.RLIMIT_CPU,
+            job.cpu_s,
+            job.cpu_s + 5,
+        ),  # SIGXCPU first: it tells this limit from the system's kill
+        (resource.RLIMIT_NOFILE, _MAX_FILES, _MAX_FILES),
+        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES, _MAX_FILE_BYTES),
+        (resource.RLIMIT_CORE, 0, 0),
+    ):
+        resource.setrlimit(which, (soft, hard))
+
+
+def exit_with_parent(stdin: BinaryIO) -> None:
+    """Leave as soon as stdin ends; the parent holds its other end open while it wants pages."""
+    stdin.read(1)
+    os._exit(0)
+
+
+def read_job(stdin: BinaryIO) -> Job:
+    json_bytes, _ = lengths(stdin.read(LENGTHS.size))
+    return decode_job(stdin.read(json_bytes))
+
+
+def frames(job: Job) -> Iterator[Frame]:
+    """All there is to say about a document. Raises `UnsupportedDocument`, `MemoryError`, any parser fault."""
+    parser = importlib.import_module(PARSERS[kind_of(Path(job.path), job.filename)])
+    parsed: Parsed = parser.parse(job)
+    yield Opened(parsed.pages_total)
+    yield from _batches(parsed, job)
+    yield Done()
+
+
+def _batches(parsed: Parsed, job: Job) -> Iterator[Batch]:
+    """Small batches first, so that a search finds something at once, then larger ones, which cost less."""
+    batch = _Batch(job.first_page, job.offset_chars)
+    size, begun, text_bytes = _FIRST_BATCH_PAGES, time.monotonic(), 0
+    for page in parsed.pages:
+        text_bytes += len(page.encode())
+        if text_bytes > job.max_text_bytes:
+            raise UnsupportedDocument(
+                f"The document holds more than {job.max_text_bytes / 1024**2:,.0f} MB of text.",
+                hint="Split it, or raise documents.max_text.",
+            )
+        batch.add(page)
+        if batch.is_full(size) or time.monotonic() - begun > _BATCH_S:
+            yield batch.take()
+            size, begun = min(size * 2, _MAX_BATCH_PAGES), time.monotonic()
+    if batch.pages:
+        yield batch.take()
+
+
+class _Batch:
+    """Pages that wait to be sent, with their passages and terms."""
+
+    def __init__(self, next_page: int, offset_chars: int) -> None:
+        self._analyser = Analyser()
+        self._next_page = next_page
+        self._offset_chars = offset_chars
+        self._chars = 0
+        self._language: str | None = None
+        self.pages: list[str] = []
+        self._spans: list[Span] = []
+        self._terms: list[list[str]] = []
+
+    def add(self, text: str) -> None:
+        for span in passages(self._next_page, text, self._offset_chars):
+            self._spans.append(span)
+            self._terms.append(
+                self._analyser.terms(text[span.start - self._offset_chars : span.end - self._offset_chars])
+            )
+        self.pages.append(text)
+        self._next_page += 1
+        self._offset_chars += len(text)
+        self._chars += len(text)
+
+    def is_full(self, size: int) -> bool:
+        return len(self.pages) >= size or self._chars >= _MAX_BATCH_CHARS
+
+    def take(self) -> Batch:
+        self._language = self._language or language.detect("".join(self.pages))
+        taken = Batch(tuple(self.pages), tuple(self._spans), postings.build(self._terms), self._language)
+        self.pages, self._spans, self._terms, self._chars = [], [], [], 0
+        return taken
+
+
+def out_of_memory(job: Job) -> Failed:
+    return Failed(
+        f"Reading the document takes more than {job.memory_bytes / 1024**2:,.0f} MB of memory.",
+        "Split it, or raise documents.parser_memory.",
+    )
+
+
+def main() -> int:
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    job = read_job(stdin)
+    apply_limits(job)
+    threading.Thread(target=exit_with_parent, args=(stdin,), daemon=True).start()
+    try:
+        for message in frames(job):
+            stdout.write(encode(message))
+            stdout.flush()
+    except UnsupportedDocument as error:
+        last = Failed(error.message, error.hint)
+    except MemoryError:
+        last = out_of_memory(job)
+    except BrokenPipeError:
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+    else:
+        return 0
+    stdout.write(encode(last))
+    stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # the watching thread sits in a read that an ordinary exit would wait for

@@ -1,0 +1,364 @@
+"""Files, their text and their index: what `service.ports.Library` asks for, on SQL and a folder.
+
+Knows tenants, tables and the parser process; nothing of models, tokens or HTTP. Every call is bound to a tenant
+in SQL. A batch of pages, its passages and its postings are one transaction: what is parsed is searchable, and
+what was interrupted continues at the next page.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import sqlalchemy as sa
+
+from perilune.config import DocumentSettings
+from perilune.core import FileRecord, FileStatus, Page, Passage
+from perilune.errors import Conflict, NotFound, UnsupportedDocument
+from perilune.memory import sanitise
+from perilune.memory.analyse import Analyser
+from perilune.memory.blobs import BlobStore
+from perilune.memory.index import Hit, Segment, rank, read_segment
+from perilune.memory.ingest import sandbox
+from perilune.memory.ingest.protocol import Batch, Job, Opened
+from perilune.memory.keys import validate_tenant
+from perilune.memory.overview import asks_about_whole, overview
+from perilune.memory.schema import FILES, PAGES, PASSAGES, POSTINGS
+from perilune.memory.store import Store
+
+_ID_BYTES = 18  # 24 url-safe characters
+_UNFINISHED = (FileStatus.UPLOADED, FileStatus.PARSING, FileStatus.PREFILLING)
+_RECORD_COLUMNS = [column for column in FILES.c if column.name not in ("passages", "chars", "text_complete")]
+_COLUMN_NAMES = {"file_id": "id"}
+
+
+class Library:
+    """Implements `service.ports.Library`. Thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        home: Path,
+        settings: DocumentSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        worker: Sequence[str] = sandbox.WORKER,
+        stall_s: float = sandbox.STALL_S,
+    ) -> None:
+        self._store = store
+        self._blobs = BlobStore(home)
+        self._settings = settings or DocumentSettings()
+        self._clock = clock
+        self._worker = worker
+        self._stall_s = stall_s
+        self._parsing: set[str] = set()
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------ files
+
+    def add_file(self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int) -> FileRecord:
+        """Store a file. Raises `TooLarge` past `max_bytes`, `UnsupportedDocument` for an empty one,
+        `Overloaded` when the disk is full; nothing is stored then."""
+        validate_tenant(tenant)
+        file_id = f"file-{secrets.token_urlsafe(_ID_BYTES)}"
+        size_bytes, sha256 = self._blobs.put(tenant, file_id, data, max_bytes)
+        record = FileRecord(
+            file_id,
+            tenant,
+            sanitise.filename(filename),
+            sanitise.label(purpose),
+            size_bytes,
+            sha256,
+            self._clock(),
+            FileStatus.UPLOADED,
+        )
+        row = {_COLUMN_NAMES.get(name, name): value for name, value in asdict(record).items()}
+        with self._store.write() as connection:
+            connection.execute(FILES.insert().values(**row, passages=0, chars=0, text_complete=False))
+        return record
+
+    def get_file(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises `NotFound`, for another tenant's file too."""
+        with self._store.read() as connection:
+            return _record(_file(connection, tenant, file_id))
+
+    def list_files(self, tenant: str) -> list[FileRecord]:
+        """The tenant's files, newest first."""
+        query = sa.select(*_RECORD_COLUMNS).where(FILES.c.tenant == tenant)
+        with self._store.read() as connection:
+            return [
+                _record(row) for row in connection.execute(query.order_by(FILES.c.created_at.desc(), FILES.c.id))
+            ]
+
+    def unfinished_files(self) -> list[FileRecord]:
+        """Files of every tenant whose ingest has not ended, oldest first. Also removes bytes that no row knows."""
+        query = sa.select(*_RECORD_COLUMNS).where(FILES.c.status.in_(_UNFINISHED)).order_by(FILES.c.created_at)
+        with self._store.read() as connection:
+            known = set(connection.execute(sa.select(FILES.c.id)).scalars())
+            found = [_record(row) for row in connection.execute(query)]
+        self._blobs.sweep(known, self._clock)
+        return found
+
+    def delete_file(self, tenant: str, file_id: str) -> None:
+        """Remove bytes, text, passages and index rows. Raises `NotFound`. A running parse of it ends."""
+        with self._store.write() as connection:
+            _file(connection, tenant, file_id)
+            connection.execute(FILES.delete().where(FILES.c.id == file_id))
+        self._blobs.delete(tenant, file_id)
+
+    def file_bytes(self, tenant: str, file_id: str) -> bytes:
+        """Raises `NotFound`."""
+        self.get_file(tenant, file_id)
+        return self._blobs.read(tenant, file_id)
+
+    def set_status(self, record: FileRecord) -> None:
+        """Store a record's `status`, `tokens` and `error`. Raises `NotFound`."""
+        with self._store.write() as connection:
+            _update(connection, record, status=record.status, tokens=record.tokens, error=record.error)
+
+    # ------------------------------------------------------------------------------------------------- text
+
+    def pages(self, tenant: str, file_id: str) -> list[Page]:
+        """What is parsed so far, in order. Raises `NotFound`."""
+        query = sa.select(PAGES).where(PAGES.c.file_id == file_id).order_by(PAGES.c.number)
+        with self._store.read() as connection:
+            _file(connection, tenant, file_id)
+            rows = connection.execute(query).all()
+        return [Page(row.number, row.text, row.start, row.start + len(row.text)) for row in rows]
+
+    def text(self, tenant: str, file_id: str) -> str:
+        """What is parsed so far, as one text: the pages joined. Page offsets point into it."""
+        return "".join(page.text for page in self.pages(tenant, file_id))
+
+    # ------------------------------------------------------------------------------------------------ parse
+
+    def parse(self, tenant: str, file_id: str) -> Iterator[FileRecord]:
+        """Parse and index in a limited subprocess, yielding the record as pages arrive. Resumes where it stopped.
+
+        Ends with status PREFILLING (text complete) or ERROR (the record says what, why, what to do). Closing
+        the iterator stops the parser. Raises `NotFound` (also when the file is deleted meanwhile) and `Conflict`
+        while the file is being parsed elsewhere.
+        """
+        with self._claim(file_id):
+            with self._store.read() as connection:
+                row = _file(connection, tenant, file_id)
+            record = _record(row)
+            if row.text_complete:
+                yield record
+                return
+            record = replace(record, status=FileStatus.PARSING, error=None)
+            self.set_status(record)
+            yield record
+            try:
+                for record in self._ingest(record, row.chars, row.passages):  # noqa: B020
+                    yield record
+            except UnsupportedDocument as error:
+                record = replace(record, status=FileStatus.ERROR, error=str(error))
+                self.set_status(record)
+                yield record
+
+    def _ingest(self, record: FileRecord, chars: int, passages: int) -> Iterator[FileRecord]:
+        job = Job(
+            path=str(self._blobs.path(record.tenant, record.file_id)),
+            filename=record.filename,
+            first_page=record.pages_parsed + 1,
+            offset_chars=chars,
+            max_pages=self._settings.max_pages,
+            max_text_bytes=self._settings.max_text,
+            memory_bytes=self._settings.parser_memory,
+            cpu_s=self._settings.parser_cpu_s,
+        )
+        with closing(sandbox.run(job, worker=self._worker, stall_s=self._stall_s)) as frames:
+            for message in frames:
+                if isinstance(message, Opened):
+                    record = replace(record, pages_total=message.pages_total)
+                    with self._store.write() as connection:
+                        _update(connection, record, pages_total=record.pages_total)
+                    yield record
+                elif isinstance(message, Batch):
+                    _check(message, record.pages_parsed, chars)
+                    record = self._save(record, message, chars, passages)
+                    chars += sum(map(len, message.pages))
+                    passages += len(message.passages)
+                    yield record
+        if passages == 0:
+            raise UnsupportedDocument("The document holds no text.", hint="Upload a file that holds text.")
+        record = replace(record, status=FileStatus.PREFILLING, pages_total=record.pages_parsed)
+        with self._store.write() as connection:
+            _update(connection, record, status=record.status, pages_total=record.pages_total, text_complete=True)
+        yield record
+
+    def _save(self, record: FileRecord, batch: Batch, chars: int, passages: int) -> FileRecord:
+        """Pages, passages and postings in one transaction, if nobody else has moved the file on."""
+        file_id, before = record.file_id, record.pages_parsed
+        record = replace(record, pages_parsed=before + len(batch.pages), language=record.language or batch.language)
+        pages, start = [], chars
+        for number, text in enumerate(batch.pages, before + 1):
+            pages.append({"file_id": file_id, "number": number, "start": start, "text": text})
+            start += len(text)
+        spans = [
+            {"file_id": file_id, "number": number, "page": span.page, "start": span.start, "end": span.end}
+            for number, span in enumerate(batch.passages, passages)
+        ]
+        with self._store.write() as connection:
+            _update(
+                connection,
+                record,
+                FILES.c.pages_parsed == before,
+                pages_parsed=record.pages_parsed,
+                language=record.language,
+                passages=passages + len(spans),
+                chars=start,
+            )
+            connection.execute(PAGES.insert(), pages)
+            if spans:
+                connection.execute(PASSAGES.insert(), spans)
+                connection.execute(
+                    POSTINGS.insert().values(file_id=file_id, first_passage=passages, data=batch.postings)
+                )
+        return record
+
+    @contextmanager
+    def _claim(self, file_id: str) -> Iterator[None]:
+        with self._lock:
+            if file_id in self._parsing:
+                raise _busy()
+            self._parsing.add(file_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._parsing.discard(file_id)
+
+    # ----------------------------------------------------------------------------------------------- search
+
+    def search(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> list[Passage]:
+        """Best passages first, over what is indexed so far; empty where no word of the query occurs.
+
+        A question about the documents as a whole gets their opening passages and an even spread of the rest.
+        Raises `NotFound` where one of the files isn't the tenant's.
+        """
+        ids = list(dict.fromkeys(file_ids))
+        whole = asks_about_whole(query)
+        with self._store.read() as connection:
+            counts = _passage_counts(connection, tenant, ids)
+            hits = _spread(counts, limit) if whole else []
+            if not whole:
+                segments = _segments(connection, ids)
+                hits = rank(segments, Analyser().query_terms(query), limit)
+            return _texts(connection, hits)
+
+
+# ----------------------------------------------------------------------------------------------------- rows
+
+
+def _file(connection: sa.Connection, tenant: str, file_id: str) -> Any:
+    """The tenant's row. Raises `NotFound`."""
+    query = sa.select(FILES).where(FILES.c.id == file_id, FILES.c.tenant == tenant)
+    row = connection.execute(query).first()
+    if row is None:
+        raise _not_found(file_id)
+    return row
+
+
+def _record(row: Any) -> FileRecord:
+    return FileRecord(
+        row.id,
+        row.tenant,
+        row.filename,
+        row.purpose,
+        row.size_bytes,
+        row.sha256,
+        row.created_at,
+        FileStatus(row.status),
+        row.pages_total,
+        row.pages_parsed,
+        row.tokens,
+        row.language,
+        row.error,
+    )
+
+
+def _update(
+    connection: sa.Connection, record: FileRecord, *conditions: sa.ColumnElement[bool], **values: object
+) -> None:
+    """Change the tenant's row. Raises `NotFound` where it is gone, `Conflict` where the conditions fail."""
+    mine = (FILES.c.id == record.file_id, FILES.c.tenant == record.tenant)
+    if connection.execute(FILES.update().where(*mine, *conditions).values(**values)).rowcount == 0:
+        _file(connection, record.tenant, record.file_id)
+        raise _busy()
+
+
+def _check(batch: Batch, pages_parsed: int, chars: int) -> None:
+    """A parser's word isn't trusted: passages must lie, in order, inside the pages it sent."""
+    pages = range(pages_parsed + 1, pages_parsed + len(batch.pages) + 1)
+    end = chars + sum(map(len, batch.pages))
+    at = chars
+    for span in batch.passages:
+        if span.page not in pages or not at <= span.start < span.end <= end:
+            raise UnsupportedDocument("The parser failed on this file.", hint="Export it again from its source.")
+        at = span.end
+
+
+def _passage_counts(connection: sa.Connection, tenant: str, ids: Sequence[str]) -> dict[str, int]:
+    """Passages indexed so far per file, in the order asked. Raises `NotFound`."""
+    query = sa.select(FILES.c.id, FILES.c.passages).where(FILES.c.id.in_(ids), FILES.c.tenant == tenant)
+    counts = {row.id: row.passages for row in connection.execute(query)}
+    for file_id in ids:
+        if file_id not in counts:
+            raise _not_found(file_id)
+    return {file_id: counts[file_id] for file_id in ids}
+
+
+def _segments(connection: sa.Connection, ids: Sequence[str]) -> dict[str, list[Segment]]:
+    query = sa.select(POSTINGS.c.file_id, POSTINGS.c.data).where(POSTINGS.c.file_id.in_(ids))
+    found: dict[str, list[Segment]] = {file_id: [] for file_id in ids}
+    for row in connection.execute(query.order_by(POSTINGS.c.file_id, POSTINGS.c.first_passage)):
+        found[row.file_id].append(read_segment(row.data))
+    return found
+
+
+def _spread(counts: dict[str, int], limit: int) -> list[Hit]:
+    """Overview passages of every file, taken in turns."""
+    share = -(-limit // max(1, len(counts)))
+    orders = {file_id: overview(count, share) for file_id, count in counts.items()}
+    turns = [
+        Hit(file_id, order[turn], 1.0 / (1 + turn))
+        for turn in range(share)
+        for file_id, order in orders.items()
+        if turn < len(order)
+    ]
+    return turns[:limit]
+
+
+def _texts(connection: sa.Connection, hits: Sequence[Hit]) -> list[Passage]:
+    """The passages' text, in the order of the hits."""
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for hit in hits:
+        numbers[hit.file_id].append(hit.number)
+    found: dict[tuple[str, int], tuple[int, int, int, str]] = {}
+    for file_id, wanted in numbers.items():
+        query = (
+            sa.select(PASSAGES, PAGES.c.text, PAGES.c.start.label("page_start"))
+            .join(PAGES, sa.and_(PAGES.c.file_id == PASSAGES.c.file_id, PAGES.c.number == PASSAGES.c.page))
+            .where(PASSAGES.c.file_id == file_id, PASSAGES.c.number.in_(wanted))
+        )
+        for row in connection.execute(query):
+            text = row.text[row.start - row.page_start : row.end - row.page_start]
+            found[file_id, row.number] = (row.page, row.start, row.end, text)
+    return [Passage(hit.file_id, *found[hit.file_id, hit.number], hit.score) for hit in hits]
+
+
+def _not_found(file_id: str) -> NotFound:
+    return NotFound(f"There is no file {file_id[:64]!r}.", hint="List the files to see their ids.", param="file_id")
+
+
+def _busy() -> Conflict:
+    return Conflict("The file is being parsed by another caller.", hint="Wait until its status has changed.")

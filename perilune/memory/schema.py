@@ -1,0 +1,116 @@
+"""The tables. Knows SQLAlchemy Core types that SQLite and PostgreSQL share, and nothing of what is done with rows.
+
+A change here needs a migration in `migrations/versions`; a test compares the two. Deleting a file deletes its
+pages, passages and postings by cascade.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+HEAD = "0001"
+"""The migration this code needs; the store upgrades a database that has another."""
+
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+TENANTS = Table(
+    "tenants",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("secret", LargeBinary(32), nullable=False),  # salts KV hashes, so that tenants never share KV
+    Column("created_at", Float, nullable=False),
+)
+
+KEYS = Table(
+    "keys",
+    METADATA,
+    Column("id", String(16), primary_key=True),
+    Column(
+        "mac", LargeBinary(32), nullable=False, unique=True
+    ),  # HMAC-SHA256(pepper, key); the key is stored nowhere
+    Column("tenant", String(64), ForeignKey("tenants.id"), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("deadline_s", Float),
+    Column("created_at", Float, nullable=False),
+    Column("last_used_at", Float),
+    Column("revoked_at", Float),
+    CheckConstraint("role IN ('admin', 'user', 'read-only')", name="role"),
+)
+
+FILES = Table(
+    "files",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("filename", String(255), nullable=False),
+    Column("purpose", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("pages_total", Integer),
+    Column("pages_parsed", Integer, nullable=False),
+    Column("passages", Integer, nullable=False),
+    Column("chars", BigInteger, nullable=False),
+    Column("text_complete", Boolean, nullable=False),
+    Column("tokens", BigInteger),
+    Column("language", String(16)),
+    Column("error", Text),
+    Index(None, "tenant", "created_at"),
+    Index(None, "status"),
+)
+
+
+def _of_file() -> Column[str]:
+    return Column("file_id", String(32), ForeignKey("files.id", ondelete="CASCADE"), primary_key=True)
+
+
+PAGES = Table(
+    "pages",
+    METADATA,
+    _of_file(),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # counts from 1
+    Column("start", BigInteger, nullable=False),  # characters in the whole text
+    Column("text", Text, nullable=False),
+)
+
+PASSAGES = Table(
+    "passages",
+    METADATA,
+    _of_file(),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # counts from 0
+    Column("page", Integer, nullable=False),
+    Column("start", BigInteger, nullable=False),
+    Column("end", BigInteger, nullable=False),
+)
+
+POSTINGS = Table(
+    "postings",
+    METADATA,
+    _of_file(),
+    Column("first_passage", Integer, primary_key=True, autoincrement=False),
+    Column("data", LargeBinary, nullable=False),  # the format is memory/postings.py
+)

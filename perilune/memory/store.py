@@ -1,0 +1,135 @@
+"""Opens the database and hands out transactions. Knows SQLAlchemy, SQLite's habits, migrations; no table's meaning.
+
+SQLite (the default) runs in WAL mode with foreign keys on, waits for other writers, and syncs every commit, so
+that what was accepted survives kill -9 and power loss. Alembic is imported only when the database isn't at the
+version this code needs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from perilune.errors import ConfigError
+from perilune.memory.schema import HEAD
+
+BUSY_TIMEOUT_MS = 10_000
+DATABASE_FILE = "perilune.db"
+_LOCK_FILE = "database.lock"
+_WRITE = "perilune_write"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class Store:
+    """A migrated database. Thread-safe; `close` when done."""
+
+    def __init__(self, home: Path, url: str = "") -> None:
+        """Open (and create or upgrade) the database at `url`, or SQLite in `home`.
+
+        Raises `ConfigError` for an unusable URL and for a database that a newer Perilune has written.
+        """
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._engine = sa.create_engine(url or f"sqlite:///{home / DATABASE_FILE}")
+        except (sa.exc.ArgumentError, ImportError) as error:
+            raise ConfigError(
+                f"The database URL can't be used: {error}.",
+                hint="Leave `database` empty for SQLite, or install the URL's driver.",
+                param="database",
+            ) from None
+        if self._engine.dialect.name == "sqlite":
+            _tune_sqlite(self._engine)
+        try:
+            if self.version() != HEAD:
+                self._upgrade(home)
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def read(self) -> Iterator[sa.Connection]:
+        """One consistent view of the database."""
+        with self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """One transaction: committed at the end, undone on an exception. Takes SQLite's write lock at once."""
+        with self._engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
+            yield connection
+
+    def version(self) -> str | None:
+        """The migration the database is at; None for an empty one."""
+        with self._engine.connect() as connection:
+            if not self._engine.dialect.has_table(connection, "alembic_version"):
+                return None
+            found: str | None = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+            return found
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _upgrade(self, home: Path) -> None:
+        """Migrate under a lock between processes."""
+        from alembic import command
+        from alembic.util import CommandError
+
+        with _lock(home / _LOCK_FILE):
+            if self.version() == HEAD:  # another process was first
+                return
+            with self.write() as connection:
+                settings = alembic_settings()
+                settings.attributes["connection"] = connection
+                try:
+                    command.upgrade(settings, "head")
+                except CommandError as error:
+                    raise ConfigError(
+                        f"The database was written by a newer Perilune ({error}).",
+                        hint="Update Perilune, or set `home` to another folder.",
+                    ) from None
+        if self.version() != HEAD:
+            raise ConfigError(f"The database could not be upgraded to version {HEAD}.", hint="Restore a backup.")
+
+
+def alembic_settings() -> Any:
+    """Alembic's configuration; its environment takes the connection from `attributes`."""
+    from alembic.config import Config
+
+    settings = Config()
+    settings.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    return settings
+
+
+def _tune_sqlite(engine: sa.Engine) -> None:
+    @sa.event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver's guesses
+        for pragma in (
+            f"busy_timeout = {BUSY_TIMEOUT_MS}",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "foreign_keys = ON",
+        ):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # A deferred transaction that reads first can't become a writer once another one has committed.
+        write = connection.get_execution_options().get(_WRITE, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
