@@ -1,0 +1,176 @@
+"""One way to ask, whoever answers: a running server that owns the home folder, or the service in this process.
+
+Both give `core` events, so that what is shown doesn't depend on where it ran. Knows how a server is found; the HTTP
+form is in remote.py. Imports neither torch nor aiohttp until one of them is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from perilune.config import Settings
+from perilune.core import DEFAULT_TENANT, ContextPolicy, Event, FileRecord, Message, Request, SamplingParams
+from perilune.errors import Conflict
+
+if TYPE_CHECKING:
+    from perilune.build import Application
+
+SERVER_FILE = "server.json"
+_PROBE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, without saying of whom."""
+
+    messages: tuple[Message, ...]
+    policy: ContextPolicy = ContextPolicy.AUTO
+    deadline_s: float | None = None
+    max_tokens: int | None = None
+
+
+class Client(Protocol):
+    """Documents and questions. Errors are `PeriluneError`s in both forms."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def in_process(self) -> bool:
+        """Whether unfinished ingest stops when this process ends."""
+        ...
+
+    async def upload(self, path: Path, filename: str) -> FileRecord: ...
+    async def files(self) -> list[FileRecord]: ...
+    async def file(self, file_id: str) -> FileRecord: ...
+    async def delete(self, file_id: str) -> None: ...
+
+    def ask(self, question: Question) -> AsyncIterator[Event]:
+        """Closing the iterator cancels the work."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    url: str
+    pid: int
+    model: str
+
+
+async def connect(settings: Settings, model_given: bool) -> Client:
+    """A client of the running server, else of a service started here.
+
+    Raises `Conflict` when `model_given` and the server has another model, and whatever starting the service raises.
+    """
+    server = find_server(settings.home)
+    if server is None:
+        return await LocalClient.start(settings)
+    if model_given and server.model != settings.model.path:
+        raise Conflict(
+            f"The running server (process {server.pid}) has {server.model}, not {settings.model.path}.",
+            hint=f"Leave out --model, or stop it with `kill {server.pid}`.",
+        )
+    from perilune.cli.remote import RemoteClient
+
+    return RemoteClient(server.url, server.model, os.environ.get("PERILUNE_API_KEY"))
+
+
+# --------------------------------------------------------------------------------------- finding a server
+
+
+def find_server(home: Path) -> RunningServer | None:
+    """The server that wrote `home/server.json`, if it is alive and answers as ours does."""
+    try:
+        data = json.loads((home / SERVER_FILE).read_text(encoding="utf-8"))
+        server = RunningServer(str(data["url"]), int(data["pid"]), str(data["model"]))
+        os.kill(server.pid, 0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none was started, or it died without tidying up
+    if not server.url.startswith(("http://127.0.0.1:", "http://[::1]:")):
+        return None
+    try:
+        with urllib.request.urlopen(f"{server.url}/version", timeout=_PROBE_TIMEOUT_S) as reply:  # noqa: S310 - checked
+            return server if "version" in json.load(reply) else None
+    except (OSError, ValueError):
+        return None
+
+
+def announce_server(home: Path, server: RunningServer) -> Path:
+    """Write `home/server.json`, readable by its owner only, whole or not at all."""
+    path = home / SERVER_FILE
+    fresh = path.with_suffix(f".{os.getpid()}.tmp")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump({"url": server.url, "pid": server.pid, "model": server.model}, file)
+    os.replace(fresh, path)
+    return path
+
+
+# ----------------------------------------------------------------------------------------- in this process
+
+
+class LocalClient:
+    """The service in this process, as the local tenant."""
+
+    def __init__(self, app: Application, model: str) -> None:
+        self._app = app
+        self._model = model
+
+    @classmethod
+    async def start(cls, settings: Settings) -> LocalClient:
+        from perilune.build import build
+
+        app = build(settings)
+        await app.start()
+        return cls(app, (await app.service.models())[0].model_id)
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def in_process(self) -> bool:
+        return True
+
+    async def upload(self, path: Path, filename: str) -> FileRecord:
+        with path.open("rb") as data:
+            return await self._app.service.documents.upload(DEFAULT_TENANT, filename, "user_data", data)
+
+    async def files(self) -> list[FileRecord]:
+        return await self._app.service.documents.list(DEFAULT_TENANT)
+
+    async def file(self, file_id: str) -> FileRecord:
+        return await self._app.service.documents.get(DEFAULT_TENANT, file_id)
+
+    async def delete(self, file_id: str) -> None:
+        await self._app.service.documents.delete(DEFAULT_TENANT, file_id)
+
+    def ask(self, question: Question) -> AsyncIterator[Event]:
+        return self._app.service.run(
+            Request(
+                request_id=f"req_{uuid.uuid4().hex}",
+                tenant=DEFAULT_TENANT,
+                model=self._model,
+                messages=question.messages,
+                arrival_s=time.monotonic(),
+                sampling=SamplingParams(
+                    temperature=self._app.settings.model.temperature, max_tokens=question.max_tokens
+                ),
+                deadline_s=question.deadline_s,
+                context_policy=question.policy,
+            )
+        )
+
+    async def close(self) -> None:
+        await self._app.close()

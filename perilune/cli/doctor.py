@@ -1,0 +1,220 @@
+"""`perilune doctor`: will it run here? Checks before anything is loaded; a failure names the command that helps.
+
+A warning costs speed or room, a failure costs the answer. Exit code 1 when anything fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from perilune.cli.client import find_server
+from perilune.cli.console import human_bytes, print_json, say
+from perilune.cli.ports import is_free, owner_of
+from perilune.config import Settings
+from perilune.errors import PeriluneError
+from perilune.runtime.hub.catalogue import load_catalogue
+from perilune.runtime.hub.pull import ModelFiles, resolve
+
+PROBE_TIMEOUT_S = 120
+BASE_BYTES = 500 * 1024**2
+"""What Python, torch and one step's activations take beside weights and KV (measured: 380-450 MB)."""
+
+KV_RAM_SHARE = 4
+KV_RAM_LIMIT_BYTES = 4 * 1024**3
+ROOM_BYTES = 1024**3
+
+State = Literal["ok", "warning", "failed"]
+_MARKS = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding. `fix` is a command line, or empty."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+def run(settings: Settings, as_json: bool) -> int:
+    """Print every check; returns the exit code."""
+    checks = examine(settings)
+    failed = any(check.state == "failed" for check in checks)
+    if as_json:
+        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
+        return int(failed)
+    for check in checks:
+        print(f"{_MARKS[check.state]}  {check.name}: {check.detail}")
+        if check.fix:
+            print(f"         run: {check.fix}")
+    say("Something must be fixed first." if failed else "Ready.")
+    return int(failed)
+
+
+def examine(settings: Settings) -> list[Check]:
+    """All checks, in the order in which they matter."""
+    model, model_check = _model(settings)
+    facts = _probe(settings, model)
+    checks = [_home(settings), model_check]
+    if isinstance(facts, Check):
+        checks.append(facts)
+    else:
+        checks += [_torch(facts), _kernels(facts), _openmp(facts)]
+        if model is not None:
+            checks += _fit(settings, facts)
+    return [*checks, _disk(settings), _port(settings)]
+
+
+def _home(settings: Settings) -> Check:
+    home = settings.home
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=home):
+            return Check("home", "ok", str(home))
+    except OSError as error:
+        fix = f"perilune --home {Path(tempfile.gettempdir()) / 'perilune'} doctor"
+        return Check("home", "failed", f"{home} can't be written ({error.strerror}).", fix)
+
+
+def _model(settings: Settings) -> tuple[ModelFiles | None, Check]:
+    name = settings.model.path
+    try:
+        files = resolve(name, settings.home)
+    except PeriluneError as error:
+        known = load_catalogue().find(name)
+        fix = f"perilune pull {known.name if known else load_catalogue().default}"
+        return None, Check("model", "failed", error.message, fix)
+    card = files.card
+    spoken = f", speaks {', '.join(card.languages)}" if card.languages else ""
+    detail = f"{card.name}, {human_bytes(files.size_bytes)}{spoken}"
+    if card.kind == "base":
+        return files, Check("model", "warning", f"{detail}; a base model without chat template: it can't answer.")
+    return files, Check("model", "ok", detail)
+
+
+def _probe(settings: Settings, model: ModelFiles | None) -> dict[str, Any] | Check:
+    """Facts from a child that loads what serving would load."""
+    path = str(model.path) if model else ""
+    command = [sys.executable, "-m", "perilune.cli.probe", path]
+    command += [settings.model.dtype, settings.model.decode_weights]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)  # noqa: S603 - our own
+    except subprocess.TimeoutExpired:
+        return Check("torch", "failed", f"Loading torch took more than {PROBE_TIMEOUT_S} s.", "make setup")
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        fix = f"{sys.executable} -m pip install --force-reinstall torch"
+        return Check("torch", "failed", f"torch and the kernels can't be loaded: {last}", fix)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def _torch(facts: dict[str, Any]) -> Check:
+    if facts["torch_cuda"] and not facts["cuda_available"]:
+        fix = f"{sys.executable} -m pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        detail = f"{facts['torch']} is a CUDA build ({facts['torch_cuda']}) on a machine without a usable GPU."
+        return Check("torch", "warning", f"{detail} It works, and costs gigabytes and start-up time.", fix)
+    return Check("torch", "ok", f"{facts['torch']}, {'CUDA' if facts['torch_cuda'] else 'CPU'} build")
+
+
+def _kernels(facts: dict[str, Any]) -> Check:
+    if not facts["kernels"].startswith("PyTorch reference"):
+        return Check("kernels", "ok", facts["kernels"])
+    if shutil.which("gcc") is None and shutil.which("cc") is None:
+        return Check(
+            "kernels", "warning", f"{facts['kernels']}; no C compiler is installed.", "apt-get install gcc"
+        )
+    fix = f"{sys.executable} -m perilune.kernels.build"
+    return Check("kernels", "warning", f"{facts['kernels']}: slower by several times.", fix)
+
+
+def _openmp(facts: dict[str, Any]) -> Check:
+    runtimes = [Path(path).name for path in facts["openmp"]]
+    if len(runtimes) > 1:
+        # Two runtimes fight for the cores: decode was measured several times slower, and results can be wrong.
+        detail = f"{len(runtimes)} OpenMP runtimes are loaded ({', '.join(runtimes)})."
+        return Check("openmp", "failed", detail, f"{sys.executable} -m perilune.kernels.build --force")
+    return Check("openmp", "ok", runtimes[0] if runtimes else "none loaded")
+
+
+def _fit(settings: Settings, facts: dict[str, Any]) -> list[Check]:
+    if "model_error" in facts:
+        detail = f"{facts['model_error']} {facts['model_hint']}".strip()
+        return [Check("fit", "failed", detail, f"perilune pull {load_catalogue().default}")]
+    free = available_memory_bytes()
+    if free is None:
+        return [Check("fit", "warning", "The free memory of this system can't be read.")]
+    weights = int(facts["weights_bytes"])
+    kv = settings.kv_cache.ram or min((free - weights) // KV_RAM_SHARE, KV_RAM_LIMIT_BYTES)
+    need = weights + max(kv, 0) + BASE_BYTES
+    tokens = max(kv, 0) // int(facts["kv_token_bytes"])
+    parts = f"weights {human_bytes(weights)}, KV {human_bytes(max(kv, 0))} ({tokens:,} tokens)"
+    detail = f"needs {human_bytes(need)} of {human_bytes(free)} free ({parts})"
+    if weights + BASE_BYTES > free:
+        smallest = load_catalogue().default
+        return [Check("fit", "failed", f"{detail}: the weights don't fit.", f"perilune pull {smallest}")]
+    if need > free:
+        fix = f"perilune --set kv_cache.ram={(free - weights - BASE_BYTES) // 2 // 1024**2}M doctor"
+        return [Check("fit", "failed", f"{detail}: the KV pool doesn't fit.", fix)]
+    window = int(facts["window_tokens"])
+    if tokens < window:
+        return [Check("fit", "warning", f"{detail}: less than one window of {window:,} tokens.")]
+    return [Check("fit", "ok", detail)]
+
+
+def _disk(settings: Settings) -> Check:
+    folder = settings.home if settings.home.is_dir() else Path(tempfile.gettempdir())
+    free = shutil.disk_usage(folder).free
+    quota = settings.kv_cache.disk_quota
+    detail = f"{human_bytes(free)} free, KV may use {human_bytes(quota)}"
+    if free < ROOM_BYTES:
+        return Check("disk", "failed", f"{detail}; documents need room.", "perilune kv rm --all")
+    if quota > free:
+        fix = f"perilune --set kv_cache.disk_quota={free // 2 // 1024**3 or 1}G serve"
+        return Check("disk", "warning", f"{detail}: more than there is.", fix)
+    return Check("disk", "ok", detail)
+
+
+def _port(settings: Settings) -> Check:
+    server = find_server(settings.home)
+    if server is not None:
+        return Check("port", "ok", f"a server runs at {server.url} (process {server.pid})")
+    host, port = settings.server.host, settings.server.port
+    if is_free(host, port):
+        return Check("port", "ok", f"{port} on {host} is free")
+    owner = owner_of(port)
+    who = f" by {owner.name} (process {owner.pid})" if owner else ""
+    return Check("port", "failed", f"{port} on {host} is used{who}.", f"perilune serve --port {port + 1}")
+
+
+def available_memory_bytes(
+    read: Callable[[Path], str] = lambda path: path.read_text(encoding="utf-8"),
+) -> int | None:
+    """What this process could still take: the system's free memory, or less where a control group limits it."""
+    found: list[int] = []
+    try:
+        rows = dict(line.split(":", 1) for line in read(Path("/proc/meminfo")).splitlines() if ":" in line)
+        found.append(int(rows["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError):
+        try:
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        except (OSError, ValueError):
+            return None
+    try:
+        limit = read(Path("/sys/fs/cgroup/memory.max")).strip()
+        used = int(read(Path("/sys/fs/cgroup/memory.current")))
+        if limit != "max":
+            found.append(max(int(limit) - used, 0))
+    except (OSError, ValueError):
+        return min(found)  # no control group
+    return min(found)

@@ -1,0 +1,85 @@
+"""`perilune keys`: make, list and revoke API keys. A key is printed once, alone on stdout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from perilune.cli.console import print_json, say, table
+from perilune.config import Settings
+from perilune.memory.keys import KeyInfo, Keyring
+from perilune.memory.store import Store
+
+
+@contextmanager
+def open_store(settings: Settings) -> Iterator[Store]:
+    """The database, closed again."""
+    store = Store(settings.home, settings.database)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def create(settings: Settings, tenant: str, role: str, name: str, deadline_s: float | None, as_json: bool) -> None:
+    """Make a key and print it."""
+    with open_store(settings) as store:
+        key, info = Keyring(store, settings.home).create(tenant, name, role, deadline_s)
+    if as_json:
+        print_json({"key": key} | _fields(info))
+        return
+    print(key)
+    say(f"{info.key_id}: tenant {info.tenant}, role {info.role}. The key is not stored and not shown again.")
+    say("From now on every request needs a key.")
+
+
+def show(settings: Settings, as_json: bool) -> None:
+    """List every key ever made."""
+    with open_store(settings) as store:
+        keys = Keyring(store, settings.home).list()
+    if as_json:
+        print_json([_fields(info) for info in keys])
+        return
+    if not keys:
+        say("No keys: every caller on this machine is the local admin.")
+        return
+    columns = ("ID", "TENANT", "ROLE", "NAME", "CREATED", "LAST USED", "STATE")
+    table(columns, [_row(info) for info in keys])
+
+
+def revoke(settings: Settings, key_id: str) -> None:
+    """End a key."""
+    with open_store(settings) as store:
+        Keyring(store, settings.home).revoke(key_id)
+    say(f"{key_id} is revoked.")
+
+
+def _fields(info: KeyInfo) -> dict[str, object]:
+    return {
+        "id": info.key_id,
+        "tenant": info.tenant,
+        "role": info.role,
+        "name": info.name,
+        "deadline_s": info.deadline_s,
+        "created_at": info.created_at,
+        "last_used_at": info.last_used_at,
+        "revoked_at": info.revoked_at,
+    }
+
+
+def _row(info: KeyInfo) -> tuple[str, ...]:
+    state = "revoked" if info.revoked_at is not None else "active"
+    return (
+        info.key_id,
+        info.tenant,
+        info.role,
+        info.name or "-",
+        _day(info.created_at),
+        _day(info.last_used_at),
+        state,
+    )
+
+
+def _day(moment: float | None) -> str:
+    return "never" if moment is None else time.strftime("%Y-%m-%d", time.localtime(moment))

@@ -1,0 +1,94 @@
+"""`perilune kv`: what the KV cache keeps on disk, and deleting it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from perilune.cli.client import find_server
+from perilune.cli.console import human_bytes, print_json, say, table
+from perilune.config import Settings
+from perilune.errors import Conflict, InvalidRequest, NotFound
+from perilune.runtime.kv.disk import DiskKVStore
+from perilune.runtime.kv.store import KVEntry
+
+FOLDER = "kv"
+
+
+def show(settings: Settings, as_json: bool) -> None:
+    """List owners with their blocks and bytes, largest first."""
+    with _store(settings) as store:
+        entries = sorted(store.entries(), key=lambda entry: -entry.size_bytes)
+        total = store.size_bytes
+    names = _names(settings, entries)
+    if as_json:
+        rows = [
+            {
+                "owner": entry.owner,
+                "filename": names.get(entry.owner),
+                "blocks": entry.blocks,
+                "size_bytes": entry.size_bytes,
+                "last_used_at": entry.last_used_at,
+            }
+            for entry in entries
+        ]
+        print_json({"entries": rows, "size_bytes": total, "quota_bytes": settings.kv_cache.disk_quota})
+        return
+    if entries:
+        table(
+            ("OWNER", "DOCUMENT", "BLOCKS", "SIZE", "LAST USED"),
+            [
+                (
+                    entry.owner,
+                    names.get(entry.owner, "-"),
+                    entry.blocks,
+                    human_bytes(entry.size_bytes),
+                    time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used_at)),
+                )
+                for entry in entries
+            ],
+        )
+    say(f"{human_bytes(total)} of {human_bytes(settings.kv_cache.disk_quota)} used.")
+
+
+def delete(settings: Settings, owners: Sequence[str], everything: bool) -> None:
+    """Forget owners' KV. Raises `NotFound` for an owner that has none."""
+    if everything == bool(owners):
+        raise InvalidRequest("Say whose KV to delete.", hint="Name owners from `perilune kv ls`, or write --all.")
+    with _store(settings) as store:
+        known = {entry.owner for entry in store.entries()}
+        unknown = [owner for owner in owners if owner not in known]
+        if unknown:
+            raise NotFound(f"No KV belongs to {unknown[0]}.", hint="`perilune kv ls` lists owners.")
+        freed = sum(store.forget(owner) for owner in (known if everything else owners))
+    say(f"Freed {human_bytes(freed)}. The documents stay; their next question computes it again.")
+
+
+@contextmanager
+def _store(settings: Settings) -> Iterator[DiskKVStore]:
+    server = find_server(settings.home)
+    if server is not None:
+        raise Conflict(
+            f"The KV folder belongs to the running server (process {server.pid}).",
+            hint=f"Stop it with `kill {server.pid}`, or delete files through it: their KV goes with them.",
+        )
+    store = DiskKVStore(settings.home / FOLDER, settings.kv_cache.disk_quota)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _names(settings: Settings, entries: Sequence[KVEntry]) -> dict[str, str]:
+    """File names of owners that are documents of the local tenant."""
+    from perilune.cli.keys import open_store
+    from perilune.memory.schema import FILES
+
+    if not entries or not (settings.home.is_dir()):
+        return {}
+    import sqlalchemy as sa
+
+    with open_store(settings) as store, store.read() as connection:
+        rows = connection.execute(sa.select(FILES.c.id, FILES.c.filename))
+        return {row.id: row.filename for row in rows}

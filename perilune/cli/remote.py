@@ -1,0 +1,262 @@
+"""A running server over HTTP: our own dialect with progress, read back into `core` events.
+
+Knows the wire form that api.completion and api.files write. Errors come back as the exceptions they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+from perilune import errors
+from perilune.cli.client import Question
+from perilune.core import (
+    CachedTokens,
+    ChoiceFinished,
+    Citation,
+    CitationAdded,
+    Completed,
+    Degradation,
+    Event,
+    FileRecord,
+    FileStatus,
+    FinishReason,
+    Message,
+    Plan,
+    PlanKind,
+    Planned,
+    PrefillProgress,
+    Report,
+    StageStarted,
+    TextDelta,
+    TextPart,
+    TokenReport,
+    Usage,
+)
+
+_SILENCE_S = 60.0
+"""The server sends a heartbeat every second; after this long it is gone."""
+
+
+class RemoteClient:
+    """Talks to one server."""
+
+    def __init__(self, url: str, model: str, key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=_SILENCE_S)
+        self._http = aiohttp.ClientSession(url, headers=headers, timeout=timeout, read_bufsize=1 << 20)
+        self._url = url
+        self._model = model
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def in_process(self) -> bool:
+        return False
+
+    async def upload(self, path: Path, filename: str) -> FileRecord:
+        with path.open("rb") as data:
+            form = aiohttp.FormData()
+            form.add_field("purpose", "user_data")
+            form.add_field("file", data, filename=filename, content_type="application/octet-stream")
+            return file_record(await self._json("POST", "/v1/files", data=form))
+
+    async def files(self) -> list[FileRecord]:
+        listing = await self._json("GET", "/v1/files")
+        return [file_record(item) for item in listing["data"]]
+
+    async def file(self, file_id: str) -> FileRecord:
+        return file_record(await self._json("GET", f"/v1/files/{file_id}"))
+
+    async def delete(self, file_id: str) -> None:
+        await self._json("DELETE", f"/v1/files/{file_id}")
+
+    async def ask(self, question: Question) -> AsyncIterator[Event]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": [_message(message) for message in question.messages],
+            "stream": True,
+            "stream_options": {"include_usage": True, "include_progress": True},
+            "context_policy": question.policy.value,
+        }
+        if question.deadline_s is not None:
+            body["deadline_s"] = question.deadline_s
+        if question.max_tokens is not None:
+            body["max_completion_tokens"] = question.max_tokens
+        reader = ChunkReader()
+        try:
+            async with self._http.post("/v1/chat/completions", json=body) as reply:
+                if reply.status != 200:
+                    raise _refused(reply.status, await reply.read())
+                async for line in reply.content:
+                    for event in reader.line(line):
+                        yield event
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error) from error
+        reader.check_complete()
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def _json(self, method: str, path: str, data: aiohttp.FormData | None = None) -> dict[str, Any]:
+        try:
+            async with self._http.request(method, path, data=data) as reply:
+                body = await reply.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error) from error
+        if reply.status >= 400:
+            raise _refused(reply.status, body)
+        parsed: dict[str, Any] = orjson.loads(body)
+        return parsed
+
+    def _lost(self, error: Exception) -> errors.Unreachable:
+        return errors.Unreachable(
+            f"The server at {self._url} does not answer ({type(error).__name__}).",
+            hint="If it was stopped, run the command again: it then works without a server.",
+        )
+
+
+class ChunkReader:
+    """Lines of an event stream -> events."""
+
+    def __init__(self) -> None:
+        self._report: Report | None = None
+        self._usage: Usage | None = None
+        self._done = False
+
+    def line(self, line: bytes) -> list[Event]:
+        """The events of one line. Raises what the server reports as an error."""
+        if not line.startswith(b"data: "):
+            return []
+        payload = line[6:].strip()
+        if payload == b"[DONE]":
+            self._done = True
+            if self._report is None:
+                return []
+            return [Completed(self._usage or Usage(0, 0, 0), self._report)]
+        chunk = orjson.loads(payload)
+        if "error" in chunk:
+            raise _error(chunk["error"], 500)
+        return self._chunk(chunk)
+
+    def check_complete(self) -> None:
+        if not self._done:
+            raise errors.Unreachable(
+                "The server closed the connection before the answer was complete.",
+                hint="Run the command again.",
+            )
+
+    def _chunk(self, chunk: dict[str, Any]) -> list[Event]:
+        events: list[Event] = []
+        for choice in chunk["choices"]:
+            if text := choice["delta"].get("content"):
+                events.append(TextDelta(choice["index"], text))
+            if reason := choice.get("finish_reason"):
+                events.append(ChoiceFinished(choice["index"], FinishReason(reason)))
+        ours = chunk.get("perilune")
+        if ours is not None and "stage" in ours:
+            events.append(_progress(ours))
+        elif ours is not None:
+            self._report = _report(ours)
+        if chunk.get("usage"):
+            usage = chunk["usage"]
+            self._usage = Usage(usage["prompt_tokens"], usage["completion_tokens"], usage["cached_tokens"])
+        return events
+
+
+def file_record(item: dict[str, Any]) -> FileRecord:
+    """A file object of the wire. The tenant isn't on it: the server knows whose key this is."""
+    ours = item["perilune"]
+    return FileRecord(
+        file_id=item["id"],
+        tenant="",
+        filename=item["filename"],
+        purpose=item["purpose"],
+        size_bytes=item["bytes"],
+        sha256=ours["sha256"],
+        created_at=item["created_at"],
+        status=FileStatus(ours["status"]),
+        pages_total=ours["pages_total"],
+        pages_parsed=ours["pages_parsed"],
+        tokens=ours["tokens"],
+        language=ours["language"],
+        error=item["status_details"],
+    )
+
+
+def _message(message: Message) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    for part in message.parts:
+        if isinstance(part, TextPart):
+            parts.append({"type": "text", "text": part.text})
+        else:
+            parts.append({"type": "file", "file": {"file_id": part.file_id}})
+    return {"role": message.role, "content": parts}
+
+
+def _progress(ours: dict[str, Any]) -> Event:
+    match ours["stage"]:
+        case "planned":
+            return Planned(
+                Plan(
+                    kind=PlanKind(ours["plan"]),
+                    deadline_s=ours["deadline_s"],
+                    predicted_ttft_s=ours["predicted_ttft_s"],
+                    fidelity=ours["fidelity"],
+                    context_tokens=ours["context_tokens"],
+                    uncached_tokens=ours["uncached_tokens"],
+                    degradations=_degradations(ours),
+                )
+            )
+        case "prefilling" if "processed" in ours:
+            return PrefillProgress(ours["processed"], ours["total"], ours["cached"], ours["eta_s"])
+        case "citation":
+            return CitationAdded(Citation(**ours["citation"]))
+        case stage:
+            return StageStarted(stage)
+
+
+def _report(ours: dict[str, Any]) -> Report:
+    tokens = ours["tokens"]
+    return Report(
+        plan=PlanKind(ours["plan"]),
+        deadline_s=ours["deadline_s"],
+        predicted_ttft_s=ours["predicted_ttft_s"],
+        measured_ttft_s=ours["measured_ttft_s"],
+        tokens=TokenReport(**{**tokens, "cached": CachedTokens(**tokens["cached"])}),
+        model=ours["model"],
+        backend=ours["backend"],
+        citations=tuple(Citation(**item) for item in ours["citations"]),
+        degradations=_degradations(ours),
+    )
+
+
+def _degradations(ours: dict[str, Any]) -> tuple[Degradation, ...]:
+    return tuple(Degradation(item["code"], item["reason"]) for item in ours["degradations"])
+
+
+def _refused(status: int, body: bytes) -> errors.PeriluneError:
+    try:
+        return _error(orjson.loads(body)["error"], status)
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return errors.Unreachable(
+            f"The server answered HTTP {status} with something else than an error of ours.",
+            hint="Check what listens on that port.",
+        )
+
+
+def _error(wire: dict[str, Any], status: int) -> errors.PeriluneError:
+    """The exception that the server raised: by its code, else by its status."""
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.PeriluneError)
+    ]
+    by_code = [kind for kind in kinds if kind.code == wire["code"]]
+    by_status = [kind for kind in kinds if kind.status == status]
+    kind = (by_code or by_status or [errors.InternalError])[0]
+    return kind(wire["message"], param=wire.get("param"))
