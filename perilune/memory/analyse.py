@@ -18,11 +18,7 @@ from collections.abc import Iterator
 
 import Stemmer
 
-UNSPACED = (
-    "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-    "\u0e00-\u0eff\u1780-\u17ff\U00020000-\U0003134f"
-)
-"""Ranges (inside a regular-expression class) of the scripts that are cut into bigrams."""
+from perilune.memory.writing import UNSPACED
 
 _WORD = rf"[^\W{UNSPACED}]+"
 _TOKEN = re.compile(rf"{_WORD}(?:[.\-/:@+,'’]{_WORD})*|[{UNSPACED}]+")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from perilune.memory.analyse import QUESTION_WORDS, UNSPACED
+from perilune.memory.analyse import QUESTION_WORDS
+from perilune.memory.writing import UNSPACED
 
 OPENING_PASSAGES = 3
 

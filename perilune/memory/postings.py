@@ -5,7 +5,7 @@ Knows bytes, not SQL and not scoring. Stdlib only, because parser processes impo
     u32 version, u32 passages P, u32 terms T, u32 postings N
     u64 hash[T]         sorted 64-bit hashes of the terms
     u32 begin[T + 1]    where a term's postings begin
-    u16 length[P]       terms per passage
+    u16 length[P]       terms per passage, as BM25 weighs them
     u16 passage[N]      which passage, counted from the blob's first
     u16 frequency[N]    how often it holds the term
 
@@ -32,15 +32,13 @@ def term_hash(term: str) -> int:
     return int.from_bytes(hashlib.blake2b(term.encode(), digest_size=8).digest(), "little")
 
 
-def build(passages: Sequence[Iterable[str]]) -> bytes:
-    """The blob of these passages' terms, in order. Raises `ValueError` past 65,535 passages."""
+def build(passages: Sequence[Iterable[str]], lengths: Sequence[int]) -> bytes:
+    """The blob of these passages' terms and lengths, in order. Raises `ValueError` past 65,535 passages."""
     if len(passages) > MAX_PASSAGES:
         raise ValueError(f"{len(passages)} passages in one blob; at most {MAX_PASSAGES} fit")
-    lengths = array("H")
     entries: dict[str, tuple[array[int], array[int]]] = {}
     for number, terms in enumerate(passages):
         counts = Counter(terms)
-        lengths.append(min(counts.total(), _MAX_U16))
         for term, count in counts.items():
             entry = entries.get(term)
             if entry is None:
@@ -55,8 +53,9 @@ def build(passages: Sequence[Iterable[str]]) -> bytes:
         frequencies.extend(often)
         begins.append(len(numbers))
     hashes = array("Q", (value for value, _ in hashed))
-    parts = [HEADER.pack(VERSION, len(lengths), len(hashes), len(numbers))]
-    for values in (hashes, begins, lengths, numbers, frequencies):
+    weighed = array("H", (min(length, _MAX_U16) for length in lengths))
+    parts = [HEADER.pack(VERSION, len(passages), len(hashes), len(numbers))]
+    for values in (hashes, begins, weighed, numbers, frequencies):
         if sys.byteorder == "big":
             values.byteswap()
         parts.append(values.tobytes())

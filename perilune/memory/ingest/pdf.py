@@ -20,6 +20,7 @@ from perilune.memory.ingest.protocol import Job
 _TAIL_BYTES = 2_048
 _LIGATURES = str.maketrans({"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st"})
 _LINE_HYPHEN = re.compile(r"(\S*)\ufffe(\S*)")
+_LEADERS = re.compile(r"(?: ?\.){5,}")  # the dots of a table of contents: they cost tokens and say nothing
 _MIN_TEXT_CHARS = 2
 
 
@@ -75,7 +76,7 @@ def _page_text(document: pdfium.PdfDocument, index: int) -> str | None:
         return None
     finally:
         page.close()
-    text = clean(unhyphenate(raw.translate(_LIGATURES))).strip("\n")
+    text = _LEADERS.sub(" ...", clean(unhyphenate(raw.translate(_LIGATURES)))).strip("\n")
     return f"{text}\n" if text else ""
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from perilune.errors import UnsupportedDocument
 from perilune.memory import language, postings
 from perilune.memory.analyse import Analyser
-from perilune.memory.chunk import Span, passages
+from perilune.memory.chunk import Span, is_listing, passages
 from perilune.memory.ingest.pagination import Parsed
 from perilune.memory.ingest.protocol import (
     LENGTHS,
@@ -50,6 +50,7 @@ _FIRST_BATCH_PAGES = 8
 _MAX_BATCH_PAGES = 64
 _BATCH_S = 0.5
 _MAX_BATCH_CHARS = 1_000_000
+_LISTING_STRETCH = 4  # halves about the BM25 score of a table of contents: it says where, not what
 
 
 def apply_limits(job: Job) -> None:
@@ -120,13 +121,15 @@ class _Batch:
         self.pages: list[str] = []
         self._spans: list[Span] = []
         self._terms: list[list[str]] = []
+        self._lengths: list[int] = []
 
     def add(self, text: str) -> None:
         for span in passages(self._next_page, text, self._offset_chars):
+            passage = text[span.start - self._offset_chars : span.end - self._offset_chars]
+            terms = self._analyser.terms(passage)
             self._spans.append(span)
-            self._terms.append(
-                self._analyser.terms(text[span.start - self._offset_chars : span.end - self._offset_chars])
-            )
+            self._terms.append(terms)
+            self._lengths.append(len(terms) * (_LISTING_STRETCH if is_listing(passage) else 1))
         self.pages.append(text)
         self._next_page += 1
         self._offset_chars += len(text)
@@ -137,8 +140,10 @@ class _Batch:
 
     def take(self) -> Batch:
         self._language = self._language or language.detect("".join(self.pages))
-        taken = Batch(tuple(self.pages), tuple(self._spans), postings.build(self._terms), self._language)
-        self.pages, self._spans, self._terms, self._chars = [], [], [], 0
+        taken = Batch(
+            tuple(self.pages), tuple(self._spans), postings.build(self._terms, self._lengths), self._language
+        )
+        self.pages, self._spans, self._terms, self._lengths, self._chars = [], [], [], [], 0
         return taken
 
 
