@@ -1,0 +1,182 @@
+"""An opened model: its config, and its tensors under one set of names whichever format they came in.
+
+Knows how GGUF and Hugging Face name and order weights (llama.cpp permutes Llama's query and key rows; here they are
+put back, so that every model rotates halves). Knows nothing of precision or memory.
+
+Names: `embed`, `final_norm`, `head`, and per layer `input_norm q k v o q_norm k_norm post_attn_norm ffn_norm gate
+up down post_ffn_norm`, biases with `_bias` behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perilune.errors import UnsupportedModel
+from perilune.runtime.gguf_file import GGUFFile, is_gguf
+from perilune.runtime.model_config import ModelConfig, from_gguf, from_hf
+from perilune.runtime.safetensors_file import SafetensorsFolder, is_model_folder
+from perilune.runtime.stored import StoredTensor
+
+_GGUF_GLOBAL = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "head": "output.weight"}
+_GGUF_LAYER = {
+    "input_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attn_norm": "post_attention_norm",
+    "ffn_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "post_ffn_norm": "post_ffw_norm",
+}
+_HF_LAYER = {
+    "input_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "post_attn_norm": "post_attention_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+# Gemma norms both branches on both sides, and so reuses one of the names above for another norm.
+_HF_GEMMA_LAYER = {
+    **_HF_LAYER,
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffn_norm": "post_feedforward_layernorm",
+}
+_HF_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+BIAS = "_bias"
+
+
+class Checkpoint:
+    """Base of both formats. `tensor` and `optional` give weights as stored; norms come with `norm`."""
+
+    config: ModelConfig
+
+    def tensor(self, part: str, layer: int | None = None) -> StoredTensor:
+        """Raises `UnsupportedModel` when the model lacks it or stores it in a way we can't read."""
+        found = self.optional(part, layer)
+        if found is None:
+            where = "" if layer is None else f" of layer {layer}"
+            raise UnsupportedModel(f"The model lacks the weight {part}{where}.", hint="Download it again.")
+        return found
+
+    def optional(self, part: str, layer: int | None = None) -> StoredTensor | None:
+        raise NotImplementedError
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files whose bytes are the model."""
+        raise NotImplementedError
+
+    def stored_bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class GGUFCheckpoint(Checkpoint):
+    def __init__(self, path: Path) -> None:
+        self.file = GGUFFile(path)
+        divisors = None
+        if "rope_freqs.weight" in self.file.tensors:
+            divisors = self.file.tensor("rope_freqs.weight").vector().tolist()
+        self.config = from_gguf(self.file, divisors)
+
+    def optional(self, part: str, layer: int | None = None) -> StoredTensor | None:
+        stem = part.removesuffix(BIAS)
+        suffix = ".bias" if part.endswith(BIAS) else ".weight"
+        name = _GGUF_GLOBAL[part] if layer is None else f"blk.{layer}.{_GGUF_LAYER[stem]}{suffix}"
+        if name not in self.file.tensors:
+            return None
+        found = self.file.tensor(name)
+        if self.config.architecture == "llama" and stem in ("q", "k"):
+            return self._halves_first(found, self.config.num_q_heads if stem == "q" else self.config.num_kv_heads)
+        return found
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.file.path,)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _halves_first(self, stored: StoredTensor, heads: int) -> StoredTensor:
+        """Undo llama.cpp's row order, which rotates neighbouring pairs (convert_hf_to_gguf.py, `permute`)."""
+        if stored.rows == 1:  # a bias: its numbers are the rows
+            values = stored.float32().reshape(-1)[_unpermuted(stored.cols, heads)].numpy()
+            return StoredTensor(stored.name, "F32", 1, stored.cols, values.view(np.uint8).reshape(1, -1))
+        return stored.take_rows(_unpermuted(stored.rows, heads))
+
+
+def _unpermuted(rows: int, heads: int) -> NDArray[np.int64]:
+    if rows % (2 * heads):
+        raise UnsupportedModel(
+            "The model's query or key weights don't divide into heads.", hint="Download it again."
+        )
+    return np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+
+
+class FolderCheckpoint(Checkpoint):
+    def __init__(self, path: Path) -> None:
+        self.folder = SafetensorsFolder(path)
+        names = set(self.folder.names)
+        prefix = next((p for p in _HF_PREFIXES if f"{p}embed_tokens.weight" in names), None)
+        if prefix is None:
+            raise UnsupportedModel("The model folder has no token embeddings.", hint="Download it again.")
+        self._prefix = prefix
+        self._names = names
+        self._head = prefix.removesuffix("model.") + "lm_head.weight"
+        if self._head not in names:
+            self._head = "lm_head.weight"
+        self.config = from_hf(self.folder.config, has_head=self._head in names)
+        self._layer_names = _HF_GEMMA_LAYER if self.config.post_norms else _HF_LAYER
+
+    def optional(self, part: str, layer: int | None = None) -> StoredTensor | None:
+        stem = part.removesuffix(BIAS)
+        suffix = ".bias" if part.endswith(BIAS) else ".weight"
+        if layer is not None:
+            name = f"{self._prefix}layers.{layer}.{self._layer_names[stem]}{suffix}"
+        else:
+            stems = {"embed": "embed_tokens.weight", "final_norm": "norm.weight"}
+            name = self._head if part == "head" else self._prefix + stems[part]
+        return self.folder.tensor(name) if name in self._names else None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.folder.files
+
+    def close(self) -> None:
+        self.folder.close()
+
+
+def open_checkpoint(path: Path) -> GGUFCheckpoint | FolderCheckpoint:
+    """Open a GGUF file, a folder that holds one, or a safetensors folder.
+
+    Raises `UnsupportedModel` for anything else, saying what is supported.
+    """
+    if path.is_dir() and not is_model_folder(path):
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            path = files[0]
+    if is_model_folder(path):
+        return FolderCheckpoint(path)
+    if path.is_file() and (path.suffix == ".gguf" or is_gguf(path)):
+        return GGUFCheckpoint(path)
+    what = "doesn't exist" if not path.exists() else "is neither a GGUF file nor a safetensors folder"
+    raise UnsupportedModel(
+        f"{path.name} {what}.", hint="Supported: .gguf files, and folders with config.json and *.safetensors."
+    )
