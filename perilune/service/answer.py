@@ -195,7 +195,7 @@ class Answer:
         return replace(
             self._sure_facts(material.offered, documents or len(conversation.turns) > 1),
             elapsed_s=max(0.0, parts.clock() - request.arrival_s),
-            stable=prompt.stable_tokens if prompt is not None else 0,
+            stable=_stable(prompt, conversation),
             required=material.required,
             cached=cached,
             complete=material.complete,
@@ -311,3 +311,12 @@ class Answer:
         if not model.languages or spoken is None or spoken in model.languages:
             return ()
         return (languages.not_spoken(spoken, model.model_id, model.languages),)
+
+
+def _stable(prompt: Prompt | None, conversation: Conversation) -> int:
+    """Tokens that must be cached for a plan to be called warm: all but the question, and but the few tokens of
+    instructions where a document is asked its first question."""
+    if prompt is None:
+        return 0
+    first = len(conversation.turns) == 1 and prompt.context_tokens
+    return prompt.context_tokens if first else prompt.stable_tokens

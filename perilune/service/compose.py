@@ -11,9 +11,9 @@ sentinels, and each piece is tokenised alone: the template's pieces with special
 marker inside a document or a message stays text. Consequences: no token spans the border of template and content,
 and what a template does to a content itself (trimming, cutting thoughts out) does not happen.
 
-Fallback. Where a template drops, repeats, reorders or changes a sentinel, the contents are rendered plainly and
-tokenised with the template; contents that hold control markers are then refused, because nothing could tell them
-from the template's own.
+Fallbacks. A template that refuses or drops the system message gets it at the start of the first turn. Where one
+still drops, repeats, reorders or changes a sentinel, the contents are rendered plainly and tokenised with the
+template; contents that hold control markers are then refused, because nothing could tell them from its own.
 """
 
 from __future__ import annotations
@@ -160,12 +160,19 @@ class Composer:
         head = len(system)
         system.extend(self._tokenizer.encode(own))
         turns = [(turn.role, array("i", turn.token_ids)) for turn in conversation.turns]
-        try:
-            return self._render(system, head, turns)
-        except InvalidRequest:
-            if not len(system):
-                raise
-            return self._render(array("i"), head, _folded(system, self._tokenizer, turns))
+        ways = [[("system", system), *turns], _folded(system, self._tokenizer, turns)] if len(system) else [turns]
+        refusal: InvalidRequest | None = None
+        for contents in ways:
+            try:
+                pieces = self._split(contents)
+            except InvalidRequest as error:
+                refusal = error
+                continue
+            if pieces is not None:
+                return self._join(pieces, contents, head)
+        if refusal is not None:
+            raise refusal
+        return self._plain(ways[0])
 
     def context_prefix(self, context: Sequence[array[int]]) -> array[int]:
         """The tokens that every prompt with this context starts with: what ingest prefills."""
@@ -173,12 +180,8 @@ class Composer:
         prompt = self.compose(context, probe, DOCUMENT_INSTRUCTIONS)
         return prompt.token_ids[: prompt.context_tokens]
 
-    def _render(self, system: array[int], head: int, turns: list[tuple[str, array[int]]]) -> Prompt:
-        contents = [("system", system)] if len(system) else []
-        contents += turns
-        pieces = self._split(contents)
-        if pieces is None:
-            return self._plain(contents)
+    def _join(self, pieces: list[str], contents: list[tuple[str, array[int]]], head: int) -> Prompt:
+        """Template pieces and contents in turn. The first `head` tokens of the first content are the context."""
         ids = array("i")
         context_end = stable_end = 0
         for index, (fixed, (_, content)) in enumerate(zip(pieces, contents, strict=False)):

@@ -2,8 +2,8 @@
 
 Knows the library, the composer and the engine's streams; doesn't know requests or plans. A document whose text
 leaves room for a question in the model's window is prefilled at idle priority, so that its first question is
-already warm; a longer one is only indexed, because no prompt could reuse its KV. Everything here may be interrupted:
-what is unfinished is taken up again at the next start.
+already warm; a longer one is only indexed, because no prompt could reuse its KV. Everything here may be
+interrupted: what is unfinished is taken up again at the next start.
 """
 
 from __future__ import annotations

@@ -1,0 +1,149 @@
+"""A whole service over the fakes; after every test nothing may be left in the engine or in admission."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from perilune.core import (
+    ContextPolicy,
+    Event,
+    FilePart,
+    FileStatus,
+    Message,
+    Request,
+    SamplingParams,
+    TextDelta,
+    TextPart,
+)
+from perilune.service.admission import Admission
+from perilune.service.answer import Limits, Parts
+from perilune.service.backends.local import LocalBackend
+from perilune.service.compose import Composer
+from perilune.service.documents import DocumentService
+from perilune.service.model import ServedModel
+from perilune.service.ports import Caller
+from perilune.service.predictor import Predictor
+from perilune.service.rates import Rates
+from perilune.service.service import Service
+from perilune.telemetry import Telemetry
+from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, Template, upload_bytes
+
+_ids = itertools.count()
+
+
+@dataclass
+class Bench:
+    """A service with everything in reach."""
+
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    library: MemoryLibrary = field(default_factory=MemoryLibrary)
+    tokenizer: CharTokenizer = field(default_factory=CharTokenizer)
+    template: Any = field(default_factory=Template)
+    window: int = 8192
+    rates: Rates = field(
+        default_factory=lambda: Rates(5e-6, 0.0, 1e-6, decode_s=0.001, overhead_s=0.005, error=0.1)
+    )
+    limit: int = 8
+    timeout_s: float = 30.0
+    language: Callable[[str], str | None] = lambda text: "en"
+    service: Service = field(init=False)
+    admission: Admission = field(init=False)
+    documents: DocumentService = field(init=False)
+    predictor: Predictor = field(init=False)
+
+    async def start(self) -> None:
+        telemetry = Telemetry()
+        self.predictor = Predictor(None, telemetry, self.rates)
+        backend = LocalBackend(self.engine, self.predictor, time.monotonic)
+        composer = Composer(self.tokenizer, self.template)
+        self.documents = DocumentService(
+            self.library,
+            composer,
+            backend,
+            lambda tenant: tenant.encode().ljust(32, b"-"),
+            self.engine.owners,
+            self.window,
+            1_000_000,
+            telemetry,
+        )
+        self.admission = Admission(self.limit, telemetry)
+        parts = Parts(
+            model=ServedModel("fake-1", self.window, "Apache-2.0", 0, frozenset({"fake"}), frozenset({"en"})),
+            tokenizer=self.tokenizer,
+            composer=composer,
+            library=self.library,
+            documents=self.documents,
+            backend=backend,
+            predictor=self.predictor,
+            salt_of=lambda tenant: tenant.encode().ljust(32, b"-"),
+            detect_language=lambda text: self.language(text),
+            limits=Limits(5.0, 30.0, 1.0, self.timeout_s),
+            clock=time.monotonic,
+            telemetry=telemetry,
+        )
+        self.service = Service(parts, self.admission, lambda key: Caller("local", "admin"))
+        await self.service.start(warm_up=False)
+
+    async def upload(self, text: str, name: str = "doc.txt", tenant: str = "local", wait: bool = True) -> str:
+        record = await self.documents.upload(tenant, name, "assistants", upload_bytes(text))
+        if wait:
+            await self.documents.settled()
+            assert (await self.documents.get(tenant, record.file_id)).status in (
+                FileStatus.PROCESSED,
+                FileStatus.ERROR,
+            )
+        return record.file_id
+
+    async def ask(self, question: str, **options: Any) -> list[Event]:
+        return [event async for event in self.service.run(request(question, **options))]
+
+
+def request(
+    question: str,
+    *,
+    files: tuple[str, ...] = (),
+    history: tuple[tuple[str, str], ...] = (),
+    tenant: str = "local",
+    model: str = "fake-1",
+    n: int = 1,
+    deadline_s: float | None = None,
+    policy: ContextPolicy = ContextPolicy.AUTO,
+    **sampling: Any,
+) -> Request:
+    messages = [Message(role, (TextPart(text),)) for role, text in history]
+    parts: tuple[TextPart | FilePart, ...] = (*map(FilePart, files), TextPart(question))
+    messages.append(Message("user", parts))
+    return Request(
+        request_id=f"req-{next(_ids)}",
+        tenant=tenant,
+        model=model,
+        messages=tuple(messages),
+        arrival_s=time.monotonic(),
+        sampling=SamplingParams(**sampling),
+        n=n,
+        deadline_s=deadline_s,
+        context_policy=policy,
+    )
+
+
+def text_of(events: list[Event], choice: int = 0) -> str:
+    return "".join(e.text for e in events if isinstance(e, TextDelta) and e.choice == choice)
+
+
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[Bench]:
+    bench = Bench(**options)
+    await bench.start()
+    try:
+        yield bench
+        await asyncio.to_thread(bench.engine.assert_clean)
+        assert bench.admission.inside == 0, "a place in the service was not given back"
+    finally:
+        await bench.service.close()
+        bench.engine.close()
