@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ class Options:
     max_tokens: int | None = None
     wait: bool = False
     as_json: bool = False
+    report: Path | None = None
 
 
 def policy_of(name: str) -> ContextPolicy:
@@ -82,8 +84,11 @@ async def _run(
         if client.in_process and not documents.finished:
             await _finish_ingest(client, documents, status, options.as_json)
         milestones.mark("done_s")
+        result = _result(answer, documents, milestones, client)
+        if options.report is not None:
+            options.report.write_text(json.dumps(result, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         if options.as_json:
-            print_json(_result(answer, documents, milestones, client))
+            print_json(result)
     finally:
         status.clear()
         await client.close()

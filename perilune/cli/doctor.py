@@ -6,13 +6,11 @@ A warning costs speed or room, a failure costs the answer. Exit code 1 when anyt
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +21,7 @@ from perilune.config import Settings
 from perilune.errors import PeriluneError
 from perilune.runtime.hub.catalogue import load_catalogue
 from perilune.runtime.hub.pull import ModelFiles, resolve
+from perilune.runtime.memory import free_memory_bytes
 
 PROBE_TIMEOUT_S = 120
 BASE_BYTES = 500 * 1024**2
@@ -65,6 +64,8 @@ def examine(settings: Settings) -> list[Check]:
     """All checks, in the order in which they matter."""
     model, model_check = _model(settings)
     facts = _probe(settings, model)
+    if isinstance(facts, dict) and not facts.get("chat_template", True) and model_check.state == "ok":
+        model_check = replace(model_check, state="warning", detail=f"{model_check.detail}; no chat template.")
     checks = [_home(settings), model_check]
     if isinstance(facts, Check):
         checks.append(facts)
@@ -151,9 +152,7 @@ def _fit(settings: Settings, facts: dict[str, Any]) -> list[Check]:
     if "model_error" in facts:
         detail = f"{facts['model_error']} {facts['model_hint']}".strip()
         return [Check("fit", "failed", detail, f"perilune pull {load_catalogue().default}")]
-    free = available_memory_bytes()
-    if free is None:
-        return [Check("fit", "warning", "The free memory of this system can't be read.")]
+    free = free_memory_bytes()
     weights = int(facts["weights_bytes"])
     kv = settings.kv_cache.ram or min((free - weights) // KV_RAM_SHARE, KV_RAM_LIMIT_BYTES)
     need = weights + max(kv, 0) + BASE_BYTES
@@ -195,26 +194,3 @@ def _port(settings: Settings) -> Check:
     owner = owner_of(port)
     who = f" by {owner.name} (process {owner.pid})" if owner else ""
     return Check("port", "failed", f"{port} on {host} is used{who}.", f"perilune serve --port {port + 1}")
-
-
-def available_memory_bytes(
-    read: Callable[[Path], str] = lambda path: path.read_text(encoding="utf-8"),
-) -> int | None:
-    """What this process could still take: the system's free memory, or less where a control group limits it."""
-    found: list[int] = []
-    try:
-        rows = dict(line.split(":", 1) for line in read(Path("/proc/meminfo")).splitlines() if ":" in line)
-        found.append(int(rows["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        try:
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        except (OSError, ValueError):
-            return None
-    try:
-        limit = read(Path("/sys/fs/cgroup/memory.max")).strip()
-        used = int(read(Path("/sys/fs/cgroup/memory.current")))
-        if limit != "max":
-            found.append(max(int(limit) - used, 0))
-    except (OSError, ValueError):
-        return min(found)  # no control group
-    return min(found)

@@ -88,6 +88,7 @@ def ask(
     policy: Annotated[str, typer.Option(help="auto, full (nothing is left out) or refined.")] = "auto",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of the answer.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Ingest completely before asking.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write the JSON result to this file, too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a question about documents. The answer goes to stdout, everything else to stderr."""
@@ -95,7 +96,7 @@ def ask(
 
     if len(words) == 1 and Path(words[0]).exists():
         raise typer.BadParameter(f'Nothing was asked. Write: perilune ask {words[0]} "your question"')
-    options = verb.Options(deadline, verb.policy_of(policy), max_tokens, wait, as_json)
+    options = verb.Options(deadline, verb.policy_of(policy), max_tokens, wait, as_json, report)
     settings = ctx.obj.settings(model__path=model)
     verb.run(settings, [Path(word) for word in words[:-1]], words[-1], options, model is not None)
 

@@ -47,22 +47,16 @@ def probe(model: Path | None, dtype: str, decode_weights: str) -> dict[str, obje
 
 
 def _model_facts(model: Path, dtype: str, decode_weights: str) -> dict[str, object]:
-    from perilune.runtime.checkpoint import open_checkpoint
-    from perilune.runtime.weights import memory_need
+    from perilune.runtime.loader import describe_model
 
-    checkpoint = open_checkpoint(model)
-    try:
-        config = checkpoint.config
-        need = memory_need(checkpoint, dtype, decode_weights)  # type: ignore[arg-type]  # validated by Settings
-        token_bytes = 2 * config.num_layers * config.kv_columns * (2 if dtype == "bf16" else 4)
-        return {
-            "architecture": config.architecture,
-            "window_tokens": config.max_context_tokens,
-            "weights_bytes": need.total_bytes,
-            "kv_token_bytes": token_bytes,
-        }
-    finally:
-        checkpoint.close()
+    told = describe_model(model, dtype=dtype, decode_weights=decode_weights)  # type: ignore[arg-type]  # of Settings
+    return {
+        "architecture": told.architecture,
+        "window_tokens": told.max_context_tokens,
+        "weights_bytes": told.need.total_bytes,
+        "kv_token_bytes": told.kv_token_bytes,
+        "chat_template": told.has_chat_template,
+    }
 
 
 if __name__ == "__main__":

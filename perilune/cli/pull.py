@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from perilune.cli.console import human_bytes, print_json, pull_display, say
 from perilune.config import Settings
 from perilune.runtime.hub.catalogue import load_catalogue
@@ -12,13 +14,20 @@ def run(settings: Settings, name: str | None, source: str | None, as_json: bool)
     """Fetch `name`, or the default model, showing progress on stderr and the result on stdout."""
     chosen = name or load_catalogue().default
     with pull_display() as display:
-        files = pull(chosen, settings.home, display, source=source)
+        files = pull(chosen, settings.home, display, source=source, finish=prepare)
     if as_json:
         print_json(describe(files))
         return
     print(files.path)
     if files.card.kind == "base":
         say(f"note: {files.card.name} is a base model: it continues text and has no chat template.")
+
+
+def prepare(path: Path) -> None:
+    """Make what loading would otherwise make at the first question: the tokenizer's own form."""
+    from perilune.runtime.tokenizer_gguf import convert_tokenizer
+
+    convert_tokenizer(path)
 
 
 def describe(files: ModelFiles) -> dict[str, object]:

@@ -1,0 +1,171 @@
+"""`ask` and `chat` through a running server: the real command, the real API, a scripted service behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from perilune.cli.client import SERVER_FILE, RunningServer, announce_server, find_server
+from perilune.core import ContextPolicy, FilePart
+from perilune.errors import ContextTooLong
+from perilune.service.ports import Caller
+from tests.api.conftest import Serve, Server, eventually
+from tests.api.fakes import MODEL, Fail, FakeService, Pause, opening
+from tests.cli.conftest import Done, start
+
+
+def announce(home: Path, server: Server) -> None:
+    announce_server(home, RunningServer(f"http://127.0.0.1:{server.port}", os.getpid(), MODEL))
+
+
+async def finished(process: asyncio.subprocess.Process, stdin: bytes = b"") -> Done:
+    out, err = await asyncio.wait_for(process.communicate(stdin), 60)
+    assert process.returncode is not None
+    return Done(process.returncode, out.decode(), err.decode())
+
+
+async def test_ask_uses_the_running_server(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "moon.txt").write_text("The far side of the moon. " * 50)
+    async with serve() as server:
+        announce(tmp_path, server)
+        process = await start(
+            tmp_path,
+            "ask",
+            "moon.txt",
+            "Which side?",
+            "--deadline",
+            "0.3",
+            "--policy",
+            "refined",
+            "--max-tokens",
+            "9",
+        )
+        done = await finished(process)
+        assert (done.code, done.out) == (0, "The answer is 42.\n")
+        assert "plan: full, answer expected to start in 0.2 s (deadline 5 s)" in done.err
+        assert '[moon.pdf p. 3] "the far side"' in done.err
+        assert "32 found in cache" in done.err
+        [request] = server.service.requests
+        assert request.deadline_s == 0.3
+        assert request.context_policy is ContextPolicy.REFINED
+        assert request.sampling.max_tokens == 9
+        assert request.messages[0].parts[0] == FilePart("file-1")
+        assert request.messages[0].text == "Which side?"
+        server.service.documents.finish("file-1")
+        again = await finished(await start(tmp_path, "ask", "moon.txt", "Again?", "--json"))
+        result = json.loads(again.out)
+        assert again.err == ""
+        assert result["answer"] == "The answer is 42."
+        assert result["perilune"]["plan"] == "full"
+        assert result["usage"]["cached_tokens"] == 32
+        assert result["files"][0]["id"] == "file-1"
+        assert 0 < result["elapsed"]["ready_s"] <= result["elapsed"]["first_token_s"] < 30
+        assert len(server.service.documents.files) == 1, "an unchanged document is not uploaded again"
+
+
+async def test_a_folder_becomes_one_document(serve: Serve, tmp_path: Path) -> None:
+    tree = tmp_path / "project"
+    (tree / "src").mkdir(parents=True)
+    (tree / ".git").mkdir()
+    (tree / "README.md").write_text("# Moon\r\nabout\n")
+    (tree / "src" / "main.py").write_text("print('hello')\n")
+    (tree / "src" / "logo.bin").write_bytes(b"\0\1\2")
+    (tree / ".git" / "secret").write_text("hidden")
+    async with serve() as server:
+        announce(tmp_path, server)
+        done = await finished(await start(tmp_path, "ask", "project", "What?", "--deadline", "0.2"))
+        assert done.code == 0
+        assert "1 files of project are left out" in done.err
+        [(record, content)] = server.service.documents.files.values()
+        assert record.filename == "project.txt"
+        text = content.decode()
+        assert text.index("project/README.md") < text.index("# Moon\nabout") < text.index("project/src/main.py")
+        assert "hidden" not in text
+
+
+async def test_ctrl_c_cancels_the_answer(serve: Serve, tmp_path: Path) -> None:
+    async with serve(FakeService([*opening(), Pause(60)])) as server:
+        announce(tmp_path, server)
+        process = await start(tmp_path, "ask", "How long?")
+        await asyncio.wait_for(server.service.reached.wait(), 30)
+        process.send_signal(signal.SIGINT)
+        done = await finished(process)
+        assert done.code == 130
+        assert "Traceback" not in done.err
+        await eventually(lambda: server.service.open == 0)
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "said"),
+    [
+        ([Fail(ContextTooLong("9,000 tokens are more than 8,192.", hint="Ask for less."))], 5, "8,192"),
+        ([*opening(), Fail(RuntimeError("boom"))], 1, "failed"),
+    ],
+)
+async def test_errors_come_back_as_they_were(
+    serve: Serve, tmp_path: Path, script: list[object], code: int, said: str
+) -> None:
+    async with serve(FakeService(script)) as server:  # type: ignore[arg-type]
+        announce(tmp_path, server)
+        done = await finished(await start(tmp_path, "ask", "Too long?"))
+        assert done.code == code
+        assert said in done.err
+        assert "boom" not in done.err
+
+
+async def test_a_server_that_needs_a_key(serve: Serve, tmp_path: Path) -> None:
+    service = FakeService(keys={"pl-good": Caller("local", "user")})
+    async with serve(service) as server:
+        announce(tmp_path, server)
+        refused = await finished(await start(tmp_path, "ask", "Who?"))
+        assert refused.code == 4
+        allowed = await finished(await start(tmp_path, "ask", "Who?", PERILUNE_API_KEY="pl-good"))
+        assert (allowed.code, allowed.out) == (0, "The answer is 42.\n")
+
+
+async def test_another_model_than_the_servers(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as server:
+        announce(tmp_path, server)
+        done = await finished(await start(tmp_path, "ask", "What?", "--model", "other"))
+        assert done.code == 1
+        assert f"kill {os.getpid()}" in done.err
+        blocked = await finished(await start(tmp_path, "kv", "ls"))
+        assert (blocked.code, "running server" in blocked.err) == (1, True)
+        assert not server.service.requests
+
+
+async def test_chat_remembers_the_conversation(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "moon.txt").write_text("The far side of the moon.")
+    async with serve() as server:
+        announce(tmp_path, server)
+        process = await start(tmp_path, "--set", "deadlines.interactive_s=0.2", "chat", "moon.txt")
+        done = await finished(process, b"First?\nSecond?\n/new\nThird?\n/quit\n")
+        assert (done.code, done.out) == (0, "The answer is 42.\n" * 3)
+        first, second, third = server.service.requests
+        assert [message.role for message in second.messages] == ["user", "assistant", "user"]
+        assert second.messages[0] == first.messages[0]
+        assert second.messages[1].text == "The answer is 42."
+        assert second.messages[2].file_ids == ()
+        assert [message.text for message in third.messages] == ["Third?"]
+        assert third.file_ids == ("file-1",)
+
+
+async def test_a_dead_server_is_not_found(serve: Serve, tmp_path: Path) -> None:
+    assert find_server(tmp_path) is None
+    announce_server(tmp_path, RunningServer("http://127.0.0.1:9", os.getpid(), MODEL))
+    assert find_server(tmp_path) is None
+    assert (tmp_path / SERVER_FILE).stat().st_mode & 0o777 == 0o600
+    announce_server(tmp_path, RunningServer("http://example.com", os.getpid(), MODEL))
+    assert find_server(tmp_path) is None
+    (tmp_path / SERVER_FILE).write_text("{")
+    assert find_server(tmp_path) is None
+    async with serve() as server:
+        announce(tmp_path, server)
+        found = await asyncio.to_thread(find_server, tmp_path)
+        assert found is not None
+        assert found.model == MODEL
