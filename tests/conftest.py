@@ -1,0 +1,36 @@
+"""What several rooms' tests share: real models, fetched once through `perilune pull` and kept outside the checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from perilune.runtime.hub.pull import pull
+from perilune.runtime.tokenizer_gguf import convert_tokenizer
+
+
+def models_home() -> Path:
+    """`$PERILUNE_TEST_MODELS`, else a folder in the user's cache."""
+    return Path(os.environ.get("PERILUNE_TEST_MODELS") or Path.home() / ".cache" / "perilune-tests")
+
+
+def _pulled(name: str) -> Path:
+    return pull(name, models_home(), finish=_convert).path
+
+
+def _convert(path: Path) -> None:
+    convert_tokenizer(path)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1 GGUF."""
+    return _pulled("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> Path:
+    """Gemma-3-270M (base), Q4_K_M GGUF."""
+    return _pulled("gemma3-270m")
