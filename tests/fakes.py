@@ -1,8 +1,8 @@
 """Small deterministic stand-ins, honest about bytes: a runtime whose KV can be checked, and a KV store in memory.
 
-`FakeRuntime` writes into every block what its tokens say, reads it back in every later step, and notes each fault: KV
-of other tokens, KV written by decode inside a prompt, a block that was given up. Its next token depends on the KV it
-read. So any mistake of engine or store shows as a fault or as another answer.
+`FakeRuntime` writes into every block what its tokens say, reads it back in every later step, and notes each fault:
+KV of other tokens, KV written by decode inside a prompt, a block that was given up. Its next token depends on the
+KV it read. So any mistake of engine or store shows as a fault or as another answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
+from perilune.core import BLOCK_TOKENS, SamplingParams
 from perilune.errors import InvalidStateError
 from perilune.runtime.kv.spec import BlockHash, KVSpec
 from perilune.runtime.kv.store import KVEntry
@@ -145,10 +145,10 @@ class FakeRuntime:
         if list(piece.token_ids) != context.tokens[piece.start : piece.end]:
             self.faults.append(f"{piece.seq_id}: tokens of another text at {piece.start}")
         for position in range(piece.start):
-            held = self._at(piece, position)
+            held = bytes(self._at(piece, position))
             decoded = position >= context.prompt_tokens and held[7:] == b"d"
             if held[:7] != context.digest(position) or not (decoded or held[7:] == b"p"):
-                self.faults.append(f"{piece.seq_id}: wrong KV at {position}: {bytes(held)!r}")
+                self.faults.append(f"{piece.seq_id}: wrong KV at {position}: {held!r}")
                 break
         kind = b"d" if _is_decode(piece) and piece.start else b"p"
         for position in range(piece.start, piece.end):

@@ -1,7 +1,7 @@
 """Ref-counted KV blocks and the order in which unreferenced ones are given up.
 
-Knows block ids and counts. Knows nothing of tokens, hashes or bytes: whoever names blocks (`prefix_cache`) marks
-them `cached` and is told when one is evicted. Touched by the engine thread only.
+Knows block ids and counts. Knows nothing of tokens, hashes or bytes: whoever names blocks (`prefix_cache`)
+marks them `cached` and is told when one is evicted. Touched by the engine thread only.
 
 A block is in exactly one of three places:
     free    no reference, no content worth keeping
@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
-    """Blocks 0 … num_blocks-1. `evicted` is called with the ids whose content is given up, before their reuse."""
+    """Blocks 0 … num_blocks-1. `evicted` is called with the ids whose content is given up, before their
+    reuse."""
 
     def __init__(self, num_blocks: int, evicted: Callable[[Sequence[int]], None]) -> None:
         self._references = [0] * num_blocks

@@ -1,8 +1,8 @@
 """Which block in RAM holds which part of which prompt: chained block hash -> block id, and who owns it.
 
 Knows hashes, ids and owners. Knows nothing of bytes or sequences. Only exact-prefill blocks inside a prompt's
-shared part are ever added (design: KV provenance). The engine thread alone changes it; `match_length` may be called
-from any thread, because it only looks hashes up.
+shared part are ever added (design: KV provenance). The engine thread alone changes it; `match_length` may be
+called from any thread, because it only looks hashes up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class PrefixCache:
         return self._block_of.get(name)
 
     def add(self, name: BlockHash, block: int, pool: BlockPool) -> bool:
-        """Share a used block under its hash. False when another block already holds it: this one stays private."""
+        """Share a used block under its hash. False when another block already holds it: this one stays
+        private."""
         if name in self._block_of:
             return self._block_of[name] == block
         if block in self._hash_of:
