@@ -29,7 +29,7 @@ from perilune.api.auth import Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.chat import ChatCompletions
 from perilune.api.files import Files
 from perilune.api.health import Health
-from perilune.api.limits import InFlight
+from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
 from perilune.api.models import Models
 from perilune.api.wire import json_response
 from perilune.config import Settings
@@ -37,9 +37,6 @@ from perilune.errors import ConfigError, Conflict
 from perilune.ops.metrics import PrometheusSink
 from perilune.service.ports import ServiceApi
 from perilune.telemetry import Telemetry
-
-MAX_HEADER_BYTES = 64 * 1024
-"""Request line and headers together; more is refused while they are read."""
 
 GRACE_S = 10
 """How long open answers may run on once the server was told to stop."""
@@ -61,7 +58,7 @@ def create_app(
     models = Models(service)
     health = Health(service, metrics)
     routes = [
-        Route("/v1/chat/completions", ChatCompletions(service, settings), methods=["POST"]),
+        Route("/v1/chat/completions", ChatCompletions(service, settings, telemetry), methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
@@ -125,6 +122,7 @@ class Gateway:
 
     async def _guarded(self, scope: Scope, receive: Receive, out: _Response) -> None:
         try:
+            check_headers(scope)
             with contextlib.ExitStack() as held:
                 if scope["path"] not in _ALWAYS_ANSWERED:
                     held.enter_context(self._in_flight.slot())

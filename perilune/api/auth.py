@@ -7,7 +7,7 @@ default: a path that isn't listed as open needs a caller. Doesn't know keys; `se
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+import re
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,6 +18,7 @@ from perilune.service.ports import Caller, ServiceApi
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 MAX_KEY_CHARS = 512
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{0,5})?", re.ASCII)
 _WRITERS = frozenset({"admin", "user"})
 
 
@@ -59,11 +60,9 @@ def require_writer(caller: Caller) -> None:
 
 
 def host_name(value: str) -> str:
-    """The host of a Host header or an origin's authority, without its port."""
-    try:
-        return urlsplit(f"//{value}").hostname or ""
-    except ValueError:
-        return ""
+    """The host of a Host header or an origin's authority, without its port; empty for anything unusual."""
+    match = _AUTHORITY.fullmatch(value)
+    return match[1].lower() if match else ""
 
 
 class LocalOnly:

@@ -18,12 +18,17 @@ from perilune.api import errors, sse
 from perilune.api.auth import caller_of
 from perilune.api.completion import StreamedAnswer, WholeAnswer
 from perilune.api.limits import read_body, until_disconnect
+from perilune.api.meter import AnswerMeter
 from perilune.api.schema import ChatCall, parse_chat
 from perilune.api.wire import send_json
 from perilune.config import Settings
 from perilune.core import Event, Request, StageStarted
 from perilune.errors import Overloaded
 from perilune.service.ports import ServiceApi
+from perilune.telemetry import Telemetry
+
+_PATIENCE_S = 5.0
+"""The service gives up first, with a better reason; later than that only a client that doesn't read can last."""
 
 _LAST_WORDS_S = 0.2
 """How long a stopping server tries to tell a client why its stream ends."""
@@ -36,11 +41,13 @@ class ChatCompletions:
         self,
         service: ServiceApi,
         settings: Settings,
+        telemetry: Telemetry,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
         self._settings = settings
+        self._telemetry = telemetry
         self._clock = clock
         self._now = now
 
@@ -53,26 +60,35 @@ class ChatCompletions:
             arrival_s=self._clock(),
             settings=self._settings,
         )
+        meter = AnswerMeter(self._telemetry, self._clock, call.request)
         answer = self._stream if call.stream else self._whole
-        await until_disconnect(receive, answer(call, send))
+        try:
+            await until_disconnect(receive, answer(call, send, meter))
+        except BaseException as error:
+            meter.ended(error)
+            raise
 
-    async def _whole(self, call: ChatCall, send: Send) -> None:
+    async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         answer = WholeAnswer(call, int(self._now()))
         async with self._events(call.request) as events:
             async for event in events:
+                meter.see(event)
                 answer.add(event)
         spent_ms = 1000 * (self._clock() - call.request.arrival_s)
         await send_json(send, 200, answer.body(), [(b"openai-processing-ms", str(round(spent_ms)).encode())])
+        meter.ended(None)
 
-    async def _stream(self, call: ChatCall, send: Send) -> None:
+    async def _stream(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         """An error before the response has started is raised, and gets its own status; later it is an event."""
         answer = StreamedAnswer(call, int(self._now()))
         async with sse.EventStream(send, answer.opening()) as out:
             try:
                 async with self._events(call.request) as events:
                     async for event in events:
+                        meter.see(event)
                         await self._forward(event, answer, out)
                 await out.end(answer.end())
+                meter.ended(None)
             except asyncio.CancelledError:
                 if out.started:
                     await self._say_goodbye(out, call.request.request_id)
@@ -81,6 +97,7 @@ class ChatCompletions:
                 if not out.started:
                     raise
                 shown = errors.from_any(error, call.request.request_id)
+                meter.ended(shown)
                 await out.end(sse.data(errors.body(shown)))
 
     @staticmethod
@@ -107,8 +124,8 @@ class ChatCompletions:
 
     @asynccontextmanager
     async def _events(self, request: Request) -> AsyncIterator[AsyncIterator[Event]]:
-        """The service's events, closed on every way out, given up after `model_serving.timeout`."""
-        limit_s = self._settings.model_serving.timeout
+        """The service's events, closed on every way out, given up soon after `model_serving.timeout`."""
+        limit_s = self._settings.model_serving.timeout + _PATIENCE_S
         running = cast("AsyncGenerator[Event]", self._service.run(request))
         limit = asyncio.timeout(limit_s)
         try:
@@ -118,6 +135,6 @@ class ChatCompletions:
             if not limit.expired():
                 raise
             raise Overloaded(
-                f"The answer wasn't complete after {limit_s:g} seconds.",
-                hint="Ask for less, or raise model_serving.timeout.",
+                f"The answer wasn't delivered after {limit_s:g} seconds.",
+                hint="Read the stream faster, ask for less, or raise model_serving.timeout.",
             ) from None

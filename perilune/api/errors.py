@@ -31,6 +31,10 @@ class RequestTimeout(InvalidRequest):
     status, code = 408, "request_timeout"
 
 
+class HeadersTooLarge(InvalidRequest):
+    status, code = 431, "headers_too_large"
+
+
 class MethodNotAllowed(InvalidRequest):
     status, code = 405, "method_not_allowed"
 

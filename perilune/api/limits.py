@@ -1,7 +1,7 @@
 """Bounds on what a client may send: body bytes, time between pieces, JSON depth, requests in flight (spec X4).
 
 Knows ASGI messages; doesn't know what a body means. Bytes are counted while they are read, before any parsing.
-Header size is bounded by the HTTP parser (`app.MAX_HEADER_BYTES`).
+The HTTP parser bounds headers while they arrive.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope
 
-from perilune.api.errors import ClientGone, RequestTimeout
+from perilune.api.errors import ClientGone, HeadersTooLarge, RequestTimeout
 from perilune.errors import InvalidRequest, Overloaded, TooLarge
 
 READ_IDLE_S = 30.0
 """Longest silence inside a request body."""
 
 MAX_JSON_DEPTH = 64
+MAX_HEADER_BYTES = 64 * 1024
+"""Request line and headers together."""
 
 
 def header(scope: Scope, name: bytes) -> bytes | None:
@@ -29,6 +31,16 @@ def header(scope: Scope, name: bytes) -> bytes | None:
     if len(values) > 1:
         raise InvalidRequest(f"The header {name.decode()} was sent {len(values)} times.", hint="Send it once.")
     return values[0] if values else None
+
+
+def check_headers(scope: Scope) -> None:
+    """Raises `HeadersTooLarge`. The parser bounds only headers that come in several pieces."""
+    size_bytes = len(scope["raw_path"]) + len(scope["query_string"])
+    size_bytes += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size_bytes > MAX_HEADER_BYTES:
+        raise HeadersTooLarge(
+            f"The request's address and headers are larger than {MAX_HEADER_BYTES:,} bytes.", hint="Send less."
+        )
 
 
 def too_large(limit_bytes: int, what: str) -> TooLarge:

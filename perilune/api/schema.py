@@ -128,6 +128,7 @@ class WireStreamOptions(Wire):
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 
 class WireChat(Wire):
@@ -138,7 +139,7 @@ class WireChat(Wire):
     max_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: Annotated[list[Stop] | None, BeforeValidator(_as_list), Field(max_length=MAX_STOPS)] = None
+    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = None
     seed: int | None = Field(None, ge=-_INT64 - 1, le=_INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)

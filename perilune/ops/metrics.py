@@ -8,12 +8,15 @@ is exported all the same, with the labels of its first use.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics import MetricWrapperBase
+
+from perilune.core import EngineStats
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -23,12 +26,13 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 4, 5, 7.5, 10, 20, 30, 6
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
 _TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 _RATES = (50, 100, 200, 400, 600, 800, 1200, 2000, 4000, 8000, 16000, 64000)
-_RATIOS = (-1, -0.5, -0.2, -0.1, -0.05, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_RATIOS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported quantity. `name` is what `telemetry` is called with, `aliases` are further exported names."""
+    """One exported quantity. `name` is what `telemetry` is called with; `aliases` are vLLM's names for the same,
+    which come out with the label `model_name`, because vLLM's dashboards filter by it."""
 
     name: str
     kind: Kind
@@ -37,44 +41,124 @@ class Metric:
     buckets: tuple[float, ...] = ()
     aliases: tuple[str, ...] = ()
 
-    @property
-    def exported(self) -> tuple[str, ...]:
-        """Every name it comes out under."""
-        return (f"perilune_{self.name}", *self.aliases)
-
 
 TABLE: tuple[Metric, ...] = (
+    # HTTP
     Metric("http_requests", "counter", "HTTP requests answered.", ("route", "method", "status")),
     Metric("http_request_seconds", "histogram", "Arrival to last byte, by route.", ("route",), _SECONDS),
     Metric("http_requests_open", "gauge", "HTTP requests being served."),
     Metric("http_disconnects", "counter", "Clients that left before their answer was complete.", ("route",)),
+    # Answers
+    Metric("requests", "counter", "Requests that reached the service.", ("service_class",)),
+    Metric("requests_refused", "counter", "Requests refused at admission.", ("reason",)),
+    Metric("requests_inside", "gauge", "Answers running or waiting, as admission counts them."),
+    Metric("answers", "counter", "Chat requests by how they ended: completed, or an error's code.", ("outcome",)),
+    Metric(
+        "choices_finished",
+        "counter",
+        "Choices by finish reason.",
+        ("finished_reason",),
+        aliases=("vllm:request_success",),
+    ),
+    Metric("plans", "counter", "Plans chosen, by kind.", ("plan",)),
+    Metric("deadline", "counter", "Answers by deadline met or missed.", ("outcome", "plan", "service_class")),
+    Metric(
+        "ttft_seconds",
+        "histogram",
+        "Last byte of the request to the first token of the answer.",
+        ("plan", "service_class"),
+        _SECONDS,
+        ("vllm:time_to_first_token_seconds",),
+    ),
+    Metric(
+        "time_per_output_token_seconds",
+        "histogram",
+        "Mean time between the tokens of an answer, after the first.",
+        (),
+        _TOKEN_SECONDS,
+        ("vllm:time_per_output_token_seconds", "vllm:request_time_per_output_token_seconds"),
+    ),
+    Metric(
+        "answer_seconds",
+        "histogram",
+        "Last byte of the request to the last token of the answer.",
+        (),
+        _SECONDS,
+        ("vllm:e2e_request_latency_seconds",),
+    ),
+    Metric("ttft_prediction_error_ratio", "histogram", "|measured - predicted| / measured TTFT.", (), _RATIOS),
+    # Tokens
+    Metric("prompt_tokens", "counter", "Prompt tokens of completed answers.", aliases=("vllm:prompt_tokens",)),
+    Metric("generation_tokens", "counter", "Tokens generated.", aliases=("vllm:generation_tokens",)),
+    Metric(
+        "cached_prompt_tokens",
+        "counter",
+        "Prompt tokens found in a cache.",
+        aliases=("vllm:prompt_tokens_cached",),
+    ),
+    Metric(
+        "request_prompt_tokens",
+        "histogram",
+        "Prompt tokens per request.",
+        (),
+        _TOKENS,
+        ("vllm:request_prompt_tokens",),
+    ),
+    Metric("prefill_tokens_per_second", "histogram", "Measured prefill rate of a chunk.", (), _RATES),
+    # Engine
+    Metric("sequences_running", "gauge", "Sequences in the batch.", aliases=("vllm:num_requests_running",)),
+    Metric("sequences_waiting", "gauge", "Sequences in the queue.", aliases=("vllm:num_requests_waiting",)),
+    Metric("queued_prefill_tokens", "gauge", "Prompt tokens that wait to be computed."),
+    Metric(
+        "kv_cache_usage_ratio", "gauge", "Share of the KV blocks in use.", aliases=("vllm:kv_cache_usage_perc",)
+    ),
+    # KV on disk
+    Metric("kv_disk_loaded_blocks", "counter", "KV blocks read from disk."),
+    Metric("kv_disk_saved_blocks", "counter", "KV blocks written to disk."),
+    Metric("kv_disk_skipped_blocks", "counter", "KV blocks not written.", ("reason",)),
+    Metric("kv_disk_evicted_blocks", "counter", "KV blocks removed to keep the quota."),
+    Metric("kv_disk_damaged_blocks", "counter", "KV blocks found damaged and dropped.", ("reason",)),
+    Metric("kv_disk_load_failures", "counter", "KV files that could not be opened."),
+    Metric("kv_disk_manifest_resets", "counter", "Times the manifest was damaged and started afresh."),
+    Metric("kv_disk_swept_files", "counter", "Stray files removed at start."),
+    # Documents
+    Metric("files_uploaded", "counter", "Files stored."),
+    Metric("files_ingested", "counter", "Files whose ingest ended.", ("status",)),
+    Metric("ingest_prefill_failed", "counter", "Documents whose KV could not be computed ahead."),
 )
+"""Every metric. docs/api.md explains how to read them; a test keeps the two equal."""
 
 
-M = TypeVar("M", Counter, Gauge, Histogram)
+M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class _Family(Generic[M]):
     """One quantity under all its names. Missing labels are empty, unknown ones are dropped."""
 
-    def __init__(self, labels: tuple[str, ...], metrics: tuple[M, ...]) -> None:
+    def __init__(self, labels: tuple[str, ...], own: M, aliases: tuple[M, ...], model_name: str) -> None:
         self._labels = labels
-        self._metrics: tuple[M, ...] = metrics
+        self._own = own
+        self._aliases = aliases
+        self._model_name = model_name
         self._children: dict[tuple[str, ...], tuple[M, ...]] = {}
 
     def children(self, labels: Mapping[str, str]) -> tuple[M, ...]:
         values = tuple(labels.get(name, "") for name in self._labels)
         if values not in self._children:
-            self._children[values] = tuple(metric.labels(*values) if values else metric for metric in self._metrics)
+            own = self._own.labels(*values) if values else self._own
+            aliases = [alias.labels(*values, self._model_name) for alias in self._aliases]
+            self._children[values] = (own, *aliases)
         return self._children[values]
 
 
 class PrometheusSink:
     """A `telemetry.Sink` with a registry of its own. Thread-safe; calls take a few microseconds."""
 
-    def __init__(self, table: Iterable[Metric] = TABLE) -> None:
+    def __init__(self, model_name: str, table: Iterable[Metric] = TABLE) -> None:
+        self._model_name = model_name
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
+        self._probes: list[Callable[[], None]] = []
         self._counters: dict[str, _Family[Counter]] = {}
         self._gauges: dict[str, _Family[Gauge]] = {}
         self._histograms: dict[str, _Family[Histogram]] = {}
@@ -102,38 +186,58 @@ class PrometheusSink:
         for child in family.children(labels):
             child.set(value)
 
+    def before_render(self, probe: Callable[[], None]) -> None:
+        """Call `probe` before every rendering: for gauges that are cheaper to ask for than to keep up to date."""
+        self._probes.append(probe)
+
     def render(self) -> bytes:
         """Everything, in Prometheus' text format (`CONTENT_TYPE`)."""
+        for probe in self._probes:
+            probe()
         return generate_latest(self._registry)
 
     def _counter(self, metric: Metric) -> _Family[Counter]:
-        with self._lock:
-            if metric.name not in self._counters:
-                made = tuple(
-                    Counter(name, metric.help, metric.labels, registry=self._registry) for name in metric.exported
-                )
-                self._counters[metric.name] = _Family(metric.labels, made)
-            return self._counters[metric.name]
+        def make(name: str, labels: tuple[str, ...]) -> Counter:
+            return Counter(name, metric.help, labels, registry=self._registry)
+
+        return self._family(self._counters, metric, make)
 
     def _gauge(self, metric: Metric) -> _Family[Gauge]:
-        with self._lock:
-            if metric.name not in self._gauges:
-                made = tuple(
-                    Gauge(name, metric.help, metric.labels, registry=self._registry) for name in metric.exported
-                )
-                self._gauges[metric.name] = _Family(metric.labels, made)
-            return self._gauges[metric.name]
+        def make(name: str, labels: tuple[str, ...]) -> Gauge:
+            return Gauge(name, metric.help, labels, registry=self._registry)
+
+        return self._family(self._gauges, metric, make)
 
     def _histogram(self, metric: Metric) -> _Family[Histogram]:
+        def make(name: str, labels: tuple[str, ...]) -> Histogram:
+            buckets = metric.buckets or _SECONDS
+            return Histogram(name, metric.help, labels, registry=self._registry, buckets=buckets)
+
+        return self._family(self._histograms, metric, make)
+
+    def _family(
+        self, known: dict[str, _Family[M]], metric: Metric, make: Callable[[str, tuple[str, ...]], M]
+    ) -> _Family[M]:
         with self._lock:
-            if metric.name not in self._histograms:
-                buckets = metric.buckets or _SECONDS
-                made = tuple(
-                    Histogram(name, metric.help, metric.labels, registry=self._registry, buckets=buckets)
-                    for name in metric.exported
-                )
-                self._histograms[metric.name] = _Family(metric.labels, made)
-            return self._histograms[metric.name]
+            if metric.name not in known:
+                own = make(f"perilune_{metric.name}", metric.labels)
+                aliases = tuple(make(name, (*metric.labels, "model_name")) for name in metric.aliases)
+                known[metric.name] = _Family(metric.labels, own, aliases, self._model_name)
+            return known[metric.name]
+
+
+def watch_engine(sink: PrometheusSink, stats: Callable[[], EngineStats]) -> None:
+    """Show the engine's state at every rendering. `stats` is `Engine.stats`."""
+
+    def probe() -> None:
+        now = stats()
+        used = 1 - now.free_blocks / now.total_blocks if now.total_blocks else 0.0
+        sink.gauge("sequences_running", now.running, {})
+        sink.gauge("sequences_waiting", now.waiting, {})
+        sink.gauge("queued_prefill_tokens", now.queued_prefill_tokens, {})
+        sink.gauge("kv_cache_usage_ratio", used, {})
+
+    sink.before_render(probe)
 
 
 def _unlisted(name: str, kind: Kind, labels: Mapping[str, str]) -> Metric:

@@ -1,0 +1,196 @@
+"""A service that plays a written script of events, with delays, and remembers what was asked and how it ended.
+
+Stands in for `service.Service` where the API's own behaviour is tested: phases that last, errors at chosen points,
+cancellation measured to the millisecond. The real service runs in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from perilune.core import (
+    CachedTokens,
+    ChoiceFinished,
+    Citation,
+    CitationAdded,
+    Completed,
+    DecodedLogprob,
+    Event,
+    FileRecord,
+    FileStatus,
+    FinishReason,
+    Plan,
+    PlanKind,
+    Planned,
+    PrefillProgress,
+    Report,
+    Request,
+    StageStarted,
+    TextDelta,
+    TokenReport,
+    Usage,
+)
+from perilune.errors import ModelNotFound, NotFound, TooLarge, Unauthenticated, UnsupportedDocument
+from perilune.service.ports import Caller, ModelCard
+
+MODEL = "fake-model"
+WORDS = ("The ", "answer ", "is ", "42", ".")
+CITATION = Citation("file-1", "moon.pdf", 3, 10, 20, "the far side")
+PLAN = Plan(PlanKind.FULL, 5.0, 0.25, 1.0, 96, 64)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Silence of so many seconds, or for ever."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fail:
+    error: Exception
+
+
+Step = Event | Pause | Fail
+
+
+def report(text_s: float | None = 0.1) -> Report:
+    tokens = TokenReport(offered=96, exact=96, cached=CachedTokens(ram=32))
+    return Report(PlanKind.FULL, 5.0, 0.25, text_s, tokens, MODEL, "local", (CITATION,))
+
+
+def opening() -> list[Step]:
+    return [
+        StageStarted("composing"),
+        Planned(PLAN),
+        CitationAdded(CITATION),
+        StageStarted("prefilling"),
+        PrefillProgress(32, 96, 32, 0.2),
+        PrefillProgress(96, 96, 32, 0.0),
+        StageStarted("answering"),
+    ]
+
+
+def answer(request: Request) -> list[Step]:
+    """What the fake says when no script is set: every choice says the words, with logprobs if they are wanted."""
+    steps = opening()
+    for choice in range(request.n):
+        for word in WORDS:
+            steps.append(TextDelta(choice, word, _logprobs(request, word)))
+        steps.append(ChoiceFinished(choice, FinishReason.STOP))
+    usage = Usage(96, len(WORDS) * request.n, 32)
+    return [*steps, Completed(usage, report())]
+
+
+def _logprobs(request: Request, word: str) -> tuple[DecodedLogprob, ...]:
+    wanted = request.sampling.logprobs
+    if wanted is None:
+        return ()
+    top = tuple((f"{word}{i}", f"{word}{i}".encode(), -1.0 - i) for i in range(wanted))
+    return (DecodedLogprob(word, word.encode(), float("-inf") if word == "." else -0.5, top),)
+
+
+class FakeDocuments:
+    """Files in a dictionary; ingest is instant."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[FileRecord, bytes]] = {}
+
+    async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
+        content = await asyncio.to_thread(data.read)
+        if not content:
+            raise UnsupportedDocument("The file is empty.", hint="Upload one with content.")
+        if len(content) > 10 * 1024**2:
+            raise TooLarge("The file is too large.")
+        record = FileRecord(
+            file_id=f"file-{len(self.files) + 1}",
+            tenant=tenant,
+            filename=filename,
+            purpose=purpose,
+            size_bytes=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            created_at=1000.0 + len(self.files),
+            status=FileStatus.PARSING,
+            pages_total=12,
+            pages_parsed=3,
+        )
+        self.files[record.file_id] = (record, content)
+        return record
+
+    def finish(self, file_id: str) -> None:
+        record, content = self.files[file_id]
+        done = replace(record, status=FileStatus.PROCESSED, pages_parsed=12, tokens=99, language="en")
+        self.files[file_id] = (done, content)
+
+    def _find(self, tenant: str, file_id: str) -> tuple[FileRecord, bytes]:
+        found = self.files.get(file_id)
+        if found is None or found[0].tenant != tenant:
+            raise NotFound("There is no such file.", param="file_id")
+        return found
+
+    async def get(self, tenant: str, file_id: str) -> FileRecord:
+        return self._find(tenant, file_id)[0]
+
+    async def list(self, tenant: str) -> list[FileRecord]:
+        return [record for record, _ in self.files.values() if record.tenant == tenant]
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        self._find(tenant, file_id)
+        del self.files[file_id]
+
+    async def content(self, tenant: str, file_id: str) -> bytes:
+        return self._find(tenant, file_id)[1]
+
+    async def text(self, tenant: str, file_id: str) -> str:
+        return self._find(tenant, file_id)[1].decode("utf-8", errors="replace")
+
+
+@dataclass
+class FakeService:
+    """Implements `ports.ServiceApi`. `script` replaces the usual answer; `keys` turns authentication on."""
+
+    script: Sequence[Step] | None = None
+    keys: dict[str, Caller] = field(default_factory=dict)
+    is_ready: bool = True
+    documents: FakeDocuments = field(default_factory=FakeDocuments)
+    requests: list[Request] = field(default_factory=list)
+    open: int = 0
+    closed_at: list[float] = field(default_factory=list)
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a pause begins: the phase a test wants to interrupt."""
+
+    async def run(self, request: Request) -> AsyncGenerator[Event, None]:
+        self.requests.append(request)
+        self.open += 1
+        try:
+            if request.model != MODEL:
+                raise ModelNotFound(f"There is no model {request.model}.", param="model")
+            for step in answer(request) if self.script is None else self.script:
+                if isinstance(step, Pause):
+                    self.reached.set()
+                    await asyncio.sleep(step.seconds)
+                elif isinstance(step, Fail):
+                    raise step.error
+                else:
+                    yield step
+        finally:
+            self.open -= 1
+            self.closed_at.append(time.monotonic())
+
+    async def authenticate(self, key: str | None) -> Caller:
+        if not self.keys:
+            return Caller("local", "admin")
+        if key is None or key not in self.keys:
+            raise Unauthenticated("The key is unknown.", hint="Send a valid key.")
+        return self.keys[key]
+
+    async def models(self) -> list[ModelCard]:
+        return [ModelCard(MODEL, 1_700_000_000, 8192, "Apache-2.0")]
+
+    async def ready(self) -> bool:
+        return self.is_ready
