@@ -1,1 +1,100 @@
-"""Compile the native kernels. Placeholder until the kernels room is built."""
+"""Compile the native kernels into one shared library beside this file: `python -m perilune.kernels.build`.
+
+Needs gcc and nothing else. The library's name carries a hash of its sources, so an old one is never loaded
+and a second run does nothing. Without a compiler it says so and succeeds: the PyTorch reference runs instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+# -fopenmp only when compiling: the runtime's symbols stay undefined and are torch's at load time (see openmp.py).
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-Wall", "-Wextra"]
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [
+    *AVX2,
+    *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16")),
+    "-mprefer-vector-width=512",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One compilation: a source, the object's name, and what this CPU level adds to the flags."""
+
+    source: str
+    name: str
+    flags: tuple[str, ...] = ()
+
+
+def units(machine: str) -> list[Unit]:
+    """What to compile for a kind of CPU (`platform.machine()`)."""
+    common = ["api", "attention", "packing", "rows", "step", "isa_generic"]
+    out = [Unit(f"{name}.c", name) for name in common]
+    if machine in {"x86_64", "AMD64"}:
+        level = ("-DISA_OPS=ops_avx2", '-DISA_NAME="AVX2 + FMA"')
+        out += [
+            Unit("isa_generic.c", "isa_avx2", (*AVX2, *level)),
+            Unit("isa_avx512.c", "isa_avx512", (*AVX512,)),
+        ]
+    return out
+
+
+def library_path() -> Path:
+    """Where the library for the present sources and this CPU belongs, built or not."""
+    digest = hashlib.sha256(" ".join([*FLAGS, *AVX2, *AVX512]).encode())
+    for path in sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    return FOLDER / f"_native-{platform.machine()}-{digest.hexdigest()[:12]}.so"
+
+
+def build(compiler: str, target: Path) -> None:
+    """Compile to `target`, atomically. Raises CalledProcessError with the compiler's words on stderr."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def compile_unit(unit: Unit) -> str:
+            made = str(Path(scratch) / f"{unit.name}.o")
+            source = str(FOLDER / unit.source)
+            subprocess.run([compiler, *FLAGS, *unit.flags, "-c", source, "-o", made], check=True)  # noqa: S603
+            return made
+
+        objects = list(pool.map(compile_unit, units(platform.machine())))
+        linked = Path(scratch) / target.name
+        subprocess.run([compiler, "-shared", "-o", str(linked), *objects, "-lm"], check=True)  # noqa: S603
+        linked.replace(target)
+
+
+def main() -> int:
+    """Build if needed. Returns the exit code."""
+    target = library_path()
+    if target.exists():
+        return 0
+    compiler = shutil.which(os.environ.get("CC", "gcc")) or shutil.which("cc")
+    if compiler is None:
+        print("perilune: no C compiler found; the slower PyTorch kernels will run. Install gcc and repeat.")
+        return 0
+    try:
+        build(compiler, target)
+    except subprocess.CalledProcessError as error:
+        print(f"perilune: {compiler} failed (exit {error.returncode}); its words are above.", file=sys.stderr)
+        return 1
+    for stale in FOLDER.glob("_native-*.so"):
+        if stale != target:
+            stale.unlink()
+    print(f"perilune: built {target.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

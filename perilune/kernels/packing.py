@@ -52,7 +52,7 @@ def _q5_values(blocks: torch.Tensor) -> torch.Tensor:
 
 def pack_int8(weight: torch.Tensor) -> PackedLinear:
     """See `Kernels.pack_int8`."""
-    rows, cols = _matrix(weight, _COLUMNS)
+    rows, cols = check_matrix(weight, _COLUMNS)
     blocks = weight.float().view(rows, cols // _COLUMNS, _COLUMNS)
     d = (blocks.abs().amax(-1) / 127).to(torch.float16)
     scale = d.float()
@@ -63,7 +63,7 @@ def pack_int8(weight: torch.Tensor) -> PackedLinear:
 
 def pack_bf16(weight: torch.Tensor) -> PackedLinear:
     """See `Kernels.pack_bf16`."""
-    rows, cols = _matrix(weight, 2)
+    rows, cols = check_matrix(weight, 2)
     padded = _pad_rows(weight.to(torch.bfloat16))
     tiles = padded.view(-1, ROW_TILE, cols // 2, 2).transpose(1, 2)
     return PackedLinear("bf16", rows, cols, tiles.contiguous().view(torch.uint8).flatten())
@@ -93,7 +93,8 @@ def _fp16_at(blocks: torch.Tensor, offset: int) -> torch.Tensor:
     return numbers.float().transpose(1, 2)[..., None]
 
 
-def _matrix(weight: torch.Tensor, multiple: int) -> tuple[int, int]:
+def check_matrix(weight: torch.Tensor, multiple: int) -> tuple[int, int]:
+    """Rows and columns. Raises ValueError unless it is a matrix with a multiple of `multiple` columns."""
     if weight.dim() != 2 or weight.shape[1] % multiple:
         raise ValueError(f"need [rows, a multiple of {multiple} columns], not {list(weight.shape)}")
     return weight.shape[0], weight.shape[1]

@@ -1,0 +1,306 @@
+/* Linear and attention for AVX-512 with VNNI and BF16 (Zen 4, Sapphire Rapids and later).
+ *
+ * Weights: 16 rows lie side by side, so that sums never cross lanes. Activations are 16-bit fixed point per block of 32,
+ * split into two signed bytes (x = scale * (256 high + low), error max|x| / 65000): VPDPBUSD then does 64 products at once.
+ * Attention: pairs are broadcast (query pairs over tokens, probability pairs over dims) into VDPBF16PS.
+ */
+#include <immintrin.h>
+
+#include "rowwise.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* ------------------------------------------------------------------------------------------ activations */
+
+typedef struct fixed_block { /* 32 activations */
+    int8_t high[BLOCK_TOKENS], low[BLOCK_TOKENS];
+    float scale, sum;
+} fixed_block;
+
+/* Rows of a chunk lie side by side: [chunk][block][row]. */
+static int64_t prepared_index(int row, int rows, int blocks, int block) {
+    int start = row / ROW_CHUNK * ROW_CHUNK, width = rows - start < ROW_CHUNK ? rows - start : ROW_CHUNK;
+    return (int64_t)start * blocks + (int64_t)block * width + (row - start);
+}
+
+static void prepare_fixed(const float *x, int cols, int row, int rows, fixed_block *out) {
+    int blocks = cols / BLOCK_TOKENS;
+    for (int b = 0; b < blocks; b++) {
+        __m512 x0 = _mm512_loadu_ps(x + b * BLOCK_TOKENS), x1 = _mm512_loadu_ps(x + b * BLOCK_TOKENS + 16);
+        float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(x0), _mm512_abs_ps(x1)));
+        float scale = top / 32512.0f; /* 127 * 256: the high byte of the largest stays 127 */
+        __m512 inverse = _mm512_set1_ps(top > 0.0f ? 32512.0f / top : 0.0f);
+        __m512i q0 = _mm512_cvtps_epi32(_mm512_mul_ps(x0, inverse));
+        __m512i q1 = _mm512_cvtps_epi32(_mm512_mul_ps(x1, inverse));
+        __m512i half = _mm512_set1_epi32(128);
+        __m512i high0 = _mm512_srai_epi32(_mm512_add_epi32(q0, half), 8);
+        __m512i high1 = _mm512_srai_epi32(_mm512_add_epi32(q1, half), 8);
+        fixed_block *block = out + prepared_index(row, rows, blocks, b);
+        _mm_storeu_si128((__m128i *)block->high, _mm512_cvtepi32_epi8(high0));
+        _mm_storeu_si128((__m128i *)(block->high + 16), _mm512_cvtepi32_epi8(high1));
+        _mm_storeu_si128((__m128i *)block->low, _mm512_cvtepi32_epi8(q0)); /* truncates to the low byte */
+        _mm_storeu_si128((__m128i *)(block->low + 16), _mm512_cvtepi32_epi8(q1));
+        block->scale = scale;
+        block->sum = scale * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+    }
+}
+
+/* x = high + low, both bf16; two columns of a row are one uint32 pair: [chunk][column pair][row]{high, low}. */
+static void prepare_bf16(const float *x, int cols, int row, int rows, uint32_t *out) {
+    for (int p = 0; p < cols / 2; p++) {
+        uint16_t high[2], low[2];
+        for (int i = 0; i < 2; i++) {
+            high[i] = float_to_bf16(x[2 * p + i]);
+            low[i] = float_to_bf16(x[2 * p + i] - bf16_to_float(high[i]));
+        }
+        uint32_t *pair = out + 2 * prepared_index(row, rows, cols / 2, p);
+        memcpy(pair, high, 4);
+        memcpy(pair + 1, low, 4);
+    }
+}
+
+static void prepare(int kind, const float *x, int cols, int row, int rows, void *prepared) {
+    if (kind == KIND_BF16) prepare_bf16(x, cols, row, rows, prepared);
+    else prepare_fixed(x, cols, row, rows, prepared);
+}
+
+/* ---------------------------------------------------------------------------------------------- linear */
+
+INLINE __m512i broadcast4(const int8_t *bytes) {
+    int32_t word;
+    memcpy(&word, bytes, 4);
+    return _mm512_set1_epi32(word);
+}
+
+/* acc[t] += 16 weight rows . activation row t, over one tile. */
+INLINE void tile_fixed(const int q4, const int rows, const uint8_t *bytes, const fixed_block *x, int blocks, __m512 *acc) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int t = 0; t < rows; t++) acc[t] = _mm512_setzero_ps();
+    for (int b = 0; b < blocks; b++, bytes += q4 ? 320 : 544, x += rows) {
+        __m512i w[8];
+        __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)bytes)), m;
+        if (q4) {
+            m = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(bytes + 32)));
+#pragma GCC unroll 4
+            for (int c = 0; c < 4; c++) {
+                __m512i both = _mm512_loadu_si512(bytes + 64 + 64 * c);
+                w[2 * c] = _mm512_and_si512(both, nibble);
+                w[2 * c + 1] = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+            }
+        } else {
+            m = _mm512_mul_ps(d, _mm512_set1_ps(-128.0f));
+#pragma GCC unroll 8
+            for (int c = 0; c < 8; c++) w[c] = _mm512_loadu_si512(bytes + 32 + 64 * c);
+        }
+#pragma GCC unroll 8
+        for (int t = 0; t < rows; t++) {
+            __m512i high = _mm512_setzero_si512(), low = _mm512_setzero_si512();
+#pragma GCC unroll 8
+            for (int c = 0; c < 8; c++) {
+                high = _mm512_dpbusd_epi32(high, w[c], broadcast4(x[t].high + 4 * c));
+                low = _mm512_dpbusd_epi32(low, w[c], broadcast4(x[t].low + 4 * c));
+            }
+            __m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+            acc[t] = _mm512_fmadd_ps(_mm512_mul_ps(d, _mm512_set1_ps(x[t].scale)), dot, acc[t]);
+            acc[t] = _mm512_fmadd_ps(m, _mm512_set1_ps(x[t].sum), acc[t]);
+        }
+    }
+}
+
+INLINE __m512bh as_bf16(__m512i bits) { return (__m512bh)bits; }
+
+INLINE void tile_bf16(const int rows, const uint8_t *bytes, const uint32_t *x, int pairs, __m512 *acc) {
+    __m512 low[ROW_CHUNK];
+    for (int t = 0; t < rows; t++) acc[t] = low[t] = _mm512_setzero_ps();
+    for (int p = 0; p < pairs; p++, bytes += 64, x += 2 * rows) {
+        __m512bh w = as_bf16(_mm512_loadu_si512(bytes));
+#pragma GCC unroll 8
+        for (int t = 0; t < rows; t++) {
+            acc[t] = _mm512_dpbf16_ps(acc[t], w, as_bf16(_mm512_set1_epi32((int)x[2 * t])));
+            low[t] = _mm512_dpbf16_ps(low[t], w, as_bf16(_mm512_set1_epi32((int)x[2 * t + 1])));
+        }
+    }
+    for (int t = 0; t < rows; t++) acc[t] = _mm512_add_ps(acc[t], low[t]);
+}
+
+INLINE void tile_any(const int rows, const packed *weight, int tile, const void *x, __m512 *acc) {
+    int blocks = weight->cols / BLOCK_TOKENS;
+    if (weight->kind == KIND_Q4)
+        tile_fixed(1, rows, weight->data + (int64_t)tile * blocks * 320, x, blocks, acc);
+    else if (weight->kind == KIND_INT8)
+        tile_fixed(0, rows, weight->data + (int64_t)tile * blocks * 544, x, blocks, acc);
+    else
+        tile_bf16(rows, weight->data + (int64_t)tile * weight->cols * 32, x, weight->cols / 2, acc);
+}
+
+static void tile_rows(int rows, const packed *weight, int tile, const void *x, __m512 *acc) {
+    switch (rows) {
+    case 1: tile_any(1, weight, tile, x, acc); break;
+    case 2: tile_any(2, weight, tile, x, acc); break;
+    case 3: tile_any(3, weight, tile, x, acc); break;
+    case 4: tile_any(4, weight, tile, x, acc); break;
+    case 5: tile_any(5, weight, tile, x, acc); break;
+    case 6: tile_any(6, weight, tile, x, acc); break;
+    case 7: tile_any(7, weight, tile, x, acc); break;
+    default: tile_any(8, weight, tile, x, acc); break;
+    }
+}
+
+static void linear(const packed *weight, int begin, int end, const void *prepared, int rows, const float *bias,
+                   float *out, int64_t stride) {
+    int64_t row_bytes = weight->kind == KIND_BF16 ? 4 * (int64_t)weight->cols
+                                                  : (int64_t)sizeof(fixed_block) * (weight->cols / BLOCK_TOKENS);
+    for (int tile = begin; tile < end; tile++) {
+        int base = tile * ROW_TILE, count = weight->rows - base < ROW_TILE ? weight->rows - base : ROW_TILE;
+        __mmask16 valid = (__mmask16)((1u << count) - 1);
+        __m512 extra = bias ? _mm512_maskz_loadu_ps(valid, bias + base) : _mm512_setzero_ps();
+        for (int start = 0; start < rows; start += ROW_CHUNK) {
+            int chunk = rows - start < ROW_CHUNK ? rows - start : ROW_CHUNK;
+            __m512 acc[ROW_CHUNK];
+            tile_rows(chunk, weight, tile, (const uint8_t *)prepared + start * row_bytes, acc);
+            for (int t = 0; t < chunk; t++)
+                _mm512_mask_storeu_ps(out + (start + t) * stride + base, valid, _mm512_add_ps(acc[t], extra));
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- attention */
+
+INLINE __m512 exp2_16(__m512 x) { /* degree 4: relative error 3e-6, far below bf16's; exactly 1 at 0 */
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, n), p = _mm512_set1_ps(0x1.3a02a8p-7f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c9fc48p-5f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ec0378p-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e12cp-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+INLINE __m512bh load_bf16(const uint16_t *p) { return as_bf16(_mm512_loadu_si512(p)); }
+
+INLINE __m512bh broadcast_pair(const uint32_t *p) { return as_bf16(_mm512_set1_epi32((int)*p)); }
+
+INLINE void scores(const int rows, const int fetch, const row_group *group, const kv_tile *tile, __m512 s[][4]) {
+    const uint16_t *k0 = tile->k[0], *k1 = tile->k[1];
+    const uint32_t *q = group->q;
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) s[r][0] = s[r][1] = s[r][2] = s[r][3] = _mm512_setzero_ps();
+    for (int pair = 0; pair < group->head_dim / 2; pair++, q += rows) {
+        int at = pair * 2 * BLOCK_TOKENS;
+        __m512bh k00 = load_bf16(k0 + at), k01 = load_bf16(k0 + at + 32);
+        __m512bh k10 = load_bf16(k1 + at), k11 = load_bf16(k1 + at + 32);
+        for (int b = 0; fetch && b < TILE_BLOCKS; b++) {
+            _mm_prefetch((const char *)(tile->ahead_k[b] + at), _MM_HINT_T0);
+            _mm_prefetch((const char *)(tile->ahead_k[b] + at + 32), _MM_HINT_T0);
+        }
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; r++) {
+            __m512bh x = broadcast_pair(q + r);
+            s[r][0] = _mm512_dpbf16_ps(s[r][0], k00, x);
+            s[r][1] = _mm512_dpbf16_ps(s[r][1], k01, x);
+            s[r][2] = _mm512_dpbf16_ps(s[r][2], k10, x);
+            s[r][3] = _mm512_dpbf16_ps(s[r][3], k11, x);
+        }
+    }
+}
+
+INLINE void mask_row(__m512 s[4], int low, int high) { /* tokens low … high of the tile are seen */
+    __m512i token = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (int j = 0; j < 4; j++, token = _mm512_add_epi32(token, _mm512_set1_epi32(16))) {
+        __mmask16 seen = _mm512_cmpge_epi32_mask(token, _mm512_set1_epi32(low)) &
+                         _mm512_cmple_epi32_mask(token, _mm512_set1_epi32(high));
+        s[j] = _mm512_mask_blend_ps(seen, _mm512_set1_ps(MASKED), s[j]);
+    }
+}
+
+/* Scores to probabilities: bf16 [row][token], the row's new maximum and sum; returns by how much old sums shrink. */
+INLINE float softmax_row(row_group *group, int r, __m512 s[4], float scale, uint16_t *probabilities) {
+    __m512 top = _mm512_max_ps(_mm512_max_ps(s[0], s[1]), _mm512_max_ps(s[2], s[3]));
+    float row_top = _mm512_reduce_max_ps(top) * scale, old = group->max[r];
+    float max = row_top > old ? row_top : old;
+    float shrink = _mm512_cvtss_f32(exp2_16(_mm512_set1_ps(old - max)));
+    __m512 factor = _mm512_set1_ps(scale), minus_max = _mm512_set1_ps(-max);
+    for (int j = 0; j < 4; j++) s[j] = exp2_16(_mm512_fmadd_ps(s[j], factor, minus_max));
+    __m512 sum = _mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3]));
+    float *sums = group->sum + r * LANES;
+    _mm512_storeu_ps(sums, _mm512_fmadd_ps(_mm512_loadu_ps(sums), _mm512_set1_ps(shrink), sum));
+    _mm512_storeu_si512(probabilities, (__m512i)_mm512_cvtne2ps_pbh(s[1], s[0]));
+    _mm512_storeu_si512(probabilities + 32, (__m512i)_mm512_cvtne2ps_pbh(s[3], s[2]));
+    group->max[r] = max;
+    return shrink;
+}
+
+/* acc[row][dim …] = acc * shrink + probabilities . V for `width` vectors of 16 dims. */
+INLINE void values(const int rows, const int width, const int fetch, const row_group *group, const kv_tile *tile,
+                   int dim, const float *shrink, const uint16_t (*probabilities)[TILE_TOKENS]) {
+    int head_dim = group->head_dim;
+    __m512 acc[GROUP_ROWS][4];
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++)
+            acc[r][j] = _mm512_mul_ps(_mm512_loadu_ps(group->acc + r * head_dim + dim + 16 * j),
+                                      _mm512_set1_ps(shrink[r]));
+    for (int b = 0; b < TILE_BLOCKS; b++) {
+        const uint16_t *v = tile->v[b] + 2 * dim, *ahead = fetch ? tile->ahead_v[b] + 2 * dim : v;
+        for (int pair = 0; pair < BLOCK_TOKENS / 2; pair++, v += 2 * head_dim, ahead += 2 * head_dim) {
+            __m512bh x[4];
+#pragma GCC unroll 4
+            for (int j = 0; j < width; j++) {
+                x[j] = load_bf16(v + 32 * j);
+                if (fetch) _mm_prefetch((const char *)(ahead + 32 * j), _MM_HINT_T0);
+            }
+#pragma GCC unroll 6
+            for (int r = 0; r < rows; r++) {
+                __m512bh p = broadcast_pair((const uint32_t *)(probabilities[r] + b * BLOCK_TOKENS) + pair);
+#pragma GCC unroll 4
+                for (int j = 0; j < width; j++) acc[r][j] = _mm512_dpbf16_ps(acc[r][j], x[j], p);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++) _mm512_storeu_ps(group->acc + r * head_dim + dim + 16 * j, acc[r][j]);
+}
+
+INLINE void attend_rows(const int rows, const int fetch, row_group *group, const kv_tile *tile, float scale) {
+    __m512 s[GROUP_ROWS][4];
+    float shrink[GROUP_ROWS];
+    _Alignas(64) uint16_t probabilities[GROUP_ROWS][TILE_TOKENS];
+    scores(rows, fetch, group, tile, s);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; r++) {
+        int low = group->first[r] - tile->start, high = group->last[r] - tile->start;
+        if (low >= TILE_TOKENS || high < 0) { /* nothing to see here: the row stays exactly as it is */
+            shrink[r] = 1.0f;
+            memset(probabilities[r], 0, sizeof probabilities[r]);
+            continue;
+        }
+        if (low > 0 || high < TILE_TOKENS - 1) mask_row(s[r], low, high);
+        shrink[r] = softmax_row(group, r, s[r], scale, probabilities[r]);
+    }
+    int dim = 0;
+    for (; dim + 64 <= group->head_dim; dim += 64) values(rows, 4, fetch, group, tile, dim, shrink, probabilities);
+    for (; dim + 32 <= group->head_dim; dim += 32) values(rows, 2, fetch, group, tile, dim, shrink, probabilities);
+    for (; dim < group->head_dim; dim += 16) values(rows, 1, fetch, group, tile, dim, shrink, probabilities);
+}
+
+INLINE void attend_any(const int fetch, row_group *group, const kv_tile *tile, float scale) {
+    switch (group->rows) {
+    case 1: attend_rows(1, fetch, group, tile, scale); break;
+    case 2: attend_rows(2, fetch, group, tile, scale); break;
+    case 3: attend_rows(3, fetch, group, tile, scale); break;
+    case 4: attend_rows(4, fetch, group, tile, scale); break;
+    case 5: attend_rows(5, fetch, group, tile, scale); break;
+    default: attend_rows(6, fetch, group, tile, scale); break;
+    }
+}
+
+static void attend(row_group *group, const kv_tile *tile, float scale) {
+    if (tile->ahead_k[0]) attend_any(1, group, tile, scale);
+    else attend_any(0, group, tile, scale);
+}
+
+const kernel_ops ops_avx512 = {
+    .name = "AVX-512 VNNI + BF16", .prepare = prepare, .linear = linear, .attend = attend, ROWWISE_OPS};

@@ -1,0 +1,183 @@
+/* Shared shapes of the native kernels: the C ABI's structs and the table of primitives that each CPU level fills.
+ *
+ * Knows layouts (interface.py draws them); knows no thread. Primitives (`kernel_ops`) do one thread's share of work,
+ * drivers (api.c, step.c) hand it out. One level is chosen at run time; its code lives in isa_*.c.
+ */
+#ifndef PERILUNE_KERNELS_H
+#define PERILUNE_KERNELS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default"))) /* the C ABI: functions named pk_* */
+
+#define BLOCK_TOKENS 32 /* tokens of a KV block, columns of a quantisation block */
+#define ROW_TILE 16     /* interleaved output rows of a packed weight */
+#define ROW_CHUNK 8     /* activation rows that share one pass over a weight tile */
+#define GROUP_ROWS 6    /* query rows that share registers in attention */
+#define TILE_BLOCKS 2   /* KV blocks of one attention tile, at even block numbers */
+#define TILE_TOKENS (TILE_BLOCKS * BLOCK_TOKENS)
+#define MAX_PARTS 3
+#define MASKED (-1e30f) /* score of a key that a row doesn't see; finite, so that no NaN arises */
+
+enum { KIND_Q4 = 0, KIND_INT8 = 1, KIND_BF16 = 2 };
+enum { ACT_SILU = 0, ACT_GELU_TANH = 1 };
+enum { STATUS_OK = 0, STATUS_CANCELLED = 1, STATUS_BAD_BATCH = 2, STATUS_NO_MEMORY = 3 };
+
+typedef struct packed {
+    const uint8_t *data;
+    int32_t kind, rows, cols, tiles;
+} packed;
+
+typedef struct pool {
+    uint8_t *data;
+    int64_t num_blocks, block_bytes, half_bytes;
+    int32_t num_kv_heads, head_dim;
+} pool;
+
+typedef struct batch {
+    const int32_t *cu_q, *kv_lengths, *block_tables;
+    int32_t num_sequences, max_blocks;
+} batch;
+
+typedef struct heads {
+    int32_t num_q_heads, num_kv_heads, head_dim;
+    float scale;
+} heads;
+
+typedef struct qk_norm {
+    const float *q_weight, *k_weight; /* NULL: no norm */
+    float eps, offset;
+} qk_norm;
+
+typedef struct rope {
+    const float *cos, *sin;
+    int64_t max_positions;
+} rope;
+
+/* Up to GROUP_ROWS query rows of one KV head, and their running softmax. */
+typedef struct row_group {
+    int32_t rows, head_dim;
+    const uint32_t *q;                         /* bf16 pairs [head_dim / 2][rows] */
+    float *acc;                                /* [rows][head_dim] */
+    float *sum;                                /* [rows][16], lanes are added up at the end */
+    float max[GROUP_ROWS];                     /* of score * scale * log2(e) */
+    int32_t first[GROUP_ROWS], last[GROUP_ROWS]; /* positions that the row sees, inclusive */
+} row_group;
+
+/* TILE_BLOCKS blocks of one head's K and V. `ahead_*` (NULL: nothing) is fetched meanwhile. */
+typedef struct kv_tile {
+    const uint16_t *k[TILE_BLOCKS], *v[TILE_BLOCKS];
+    const uint16_t *ahead_k[TILE_BLOCKS], *ahead_v[TILE_BLOCKS];
+    int32_t start; /* position of the first token */
+} kv_tile;
+
+typedef struct kernel_ops {
+    const char *name;
+    /* Write row `row` of `rows` into the level's own form, for weights of `kind`; 8 * cols + 64 bytes a row. */
+    void (*prepare)(int kind, const float *x, int cols, int row, int rows, void *prepared);
+    /* out[row * stride + r] = prepared row . weight row r (+ bias[r]) for the weight tiles begin … end-1. */
+    void (*linear)(const packed *weight, int begin, int end, const void *prepared, int rows, const float *bias,
+                   float *out, int64_t stride);
+    /* Fold a KV tile into the group's running softmax. `scale` includes log2(e). */
+    void (*attend)(row_group *group, const kv_tile *tile, float scale);
+    void (*rms_norm)(const float *x, const float *weight, int n, float eps, float offset, float *out);
+    void (*act_mul)(int act, const float *gate, const float *up, int n, float *out);
+    void (*add)(const float *delta, int n, float *residual);
+    void (*rotate)(float *x, const float *cos, const float *sin, int half);
+    void (*to_float)(const uint16_t *x, int64_t n, float *out);
+    void (*to_bf16)(const float *x, int64_t n, uint16_t *out);
+    /* out[i] = sum over parts p of 2^(max[p] - top) * acc[p][i], divided by the same sum over sum[p]. */
+    void (*merge)(int parts, const float *const *acc, const float *max, const float *sum, int n, float *out);
+} kernel_ops;
+
+typedef struct context {
+    const kernel_ops *ops;
+    int32_t threads;
+} context;
+
+extern const kernel_ops ops_portable;
+#if defined(__x86_64__)
+extern const kernel_ops ops_avx2, ops_avx512;
+#endif
+
+/* api.c: weights standing side by side times prepared rows */
+typedef struct linear_job {
+    const packed *weights;
+    void *prepared[2]; /* for quantised and for bf16 weights */
+    const float *bias; /* NULL: none */
+    float *out;        /* [rows][stride] */
+    int64_t stride;
+    int32_t parts, rows;
+} linear_job;
+
+int64_t prepared_bytes(int cols, int rows);
+void linear_prepare(const context *ctx, const linear_job *job, const float *x, int row);
+void linear_run(const context *ctx, const linear_job *job, atomic_int *next);
+
+/* attention.c, used by step.c inside its parallel region */
+typedef struct decode_job {
+    const context *ctx;
+    const pool *kv;
+    const batch *rows;
+    const heads *shape;
+    int32_t layer, window; /* window 0: none */
+    int32_t parts;         /* parts that each (sequence, KV head) is split into */
+    const uint16_t *q;     /* bf16 [S][Hq][D] */
+    float *partial;        /* scratch, see decode_scratch_floats */
+    uint8_t *scratch;      /* per thread, attention_scratch_bytes each */
+} decode_job;
+
+int decode_parts(const context *ctx, const batch *rows, const heads *shape);
+int64_t decode_scratch_floats(const batch *rows, const heads *shape, int parts);
+int64_t attention_scratch_bytes(const heads *shape);
+void decode_partials(const decode_job *job, atomic_int *next, int thread);
+void decode_merge(const decode_job *job, int sequence, int q_head, float *out);
+int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions);
+
+/* rows.c: norm, rotate and store the heads begin … end-1 (q heads, k heads, v heads) of one row; `qkv` is overwritten */
+typedef struct rope_job {
+    const kernel_ops *ops;
+    const pool *kv;
+    const batch *rows;
+    const heads *shape;
+    const rope *angles;
+    const qk_norm *norm; /* NULL: none */
+    int32_t layer;
+} rope_job;
+
+void rope_store_heads(const rope_job *job, float *qkv, int sequence, int position, int begin, int end, uint16_t *q_out);
+
+static inline uint8_t *kv_half(const pool *kv, int layer, int value, int32_t block, int head) {
+    int64_t head_bytes = (int64_t)kv->head_dim * BLOCK_TOKENS * 2;
+    return kv->data + block * kv->block_bytes + (2 * layer + value) * kv->half_bytes + head * head_bytes;
+}
+
+static inline float half_to_float(uint16_t half) {
+#if defined(__F16C__)
+    return _cvtsh_ss(half);
+#else
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
+    union { uint32_t u; float f; } bits = {magnitude << 13};
+    if (magnitude >= 0x7c00) bits.u |= 0x7f800000; /* infinity, NaN */
+    else bits.f *= 0x1p112f;                       /* rebias; subnormals come out right */
+    bits.u |= sign;
+    return bits.f;
+#endif
+}
+
+static inline float bf16_to_float(uint16_t value) {
+    union { uint32_t u; float f; } bits = {(uint32_t)value << 16};
+    return bits.f;
+}
+
+static inline uint16_t float_to_bf16(float value) { /* to nearest, ties to even; NaN stays NaN */
+    union { float f; uint32_t u; } bits = {value};
+    if (value != value) return 0x7fc0;
+    return (uint16_t)((bits.u + 0x7fff + ((bits.u >> 16) & 1)) >> 16);
+}
+
+#endif

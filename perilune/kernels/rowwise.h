@@ -1,0 +1,95 @@
+/* Row-wise primitives in plain C that the compiler vectorises; every CPU level includes and compiles its own copy.
+ *
+ * Sums keep 16 explicit lanes: their order is then the same on every level and for every address.
+ */
+#ifndef PERILUNE_ROWWISE_H
+#define PERILUNE_ROWWISE_H
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+
+#define LANES 16
+
+/* 2^x; 0 below -126. Degree-5 polynomial on [-0.5, 0.5], relative error 1e-7. */
+static inline float exp2_fast(float x) {
+    x = x < -126.0f ? -126.0f : (x > 126.0f ? 126.0f : x);
+    float shifted = x + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest integer */
+    float f = x - (shifted - 12582912.0f);
+    float p = 0x1.5bba14p-10f;
+    p = p * f + 0x1.3cea8ap-7f;
+    p = p * f + 0x1.c6b752p-5f;
+    p = p * f + 0x1.ebf9bcp-3f;
+    p = p * f + 0x1.62e42ap-1f;
+    p = p * f + 1.0f;
+    union { float f; int32_t i; } rounded = {shifted}, power;
+    power.i = (rounded.i - 0x4b400000 + 127) << 23;
+    return p * power.f;
+}
+
+static float add_lanes(const float lanes[LANES]) {
+    float pairs[LANES / 2];
+    for (int i = 0; i < 8; i++) pairs[i] = lanes[i] + lanes[i + 8];
+    for (int i = 0; i < 4; i++) pairs[i] += pairs[i + 4];
+    return (pairs[0] + pairs[2]) + (pairs[1] + pairs[3]);
+}
+
+static void row_rms_norm(const float *x, const float *weight, int n, float eps, float offset, float *out) {
+    float lanes[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += x[i + j] * x[i + j];
+    for (; i < n; i++) lanes[0] += x[i] * x[i];
+    float inverse = 1.0f / sqrtf(add_lanes(lanes) / (float)n + eps);
+    for (i = 0; i < n; i++) out[i] = x[i] * inverse * (offset + weight[i]);
+}
+
+static void row_act_mul(int act, const float *gate, const float *up, int n, float *out) {
+    if (act == ACT_SILU) {
+        for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + exp2_fast(-1.44269504f * gate[i])) * up[i];
+        return;
+    }
+    for (int i = 0; i < n; i++) { /* 0.5 x (1 + tanh(u)) = x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3) */
+        float x = gate[i], u = 0.7978845608f * (x + 0.044715f * x * x * x);
+        out[i] = x / (1.0f + exp2_fast(-2.88539008f * u)) * up[i];
+    }
+}
+
+static void row_add(const float *delta, int n, float *residual) {
+    for (int i = 0; i < n; i++) residual[i] += delta[i];
+}
+
+static void row_rotate(float *x, const float *cos, const float *sin, int half) {
+    for (int i = 0; i < half; i++) {
+        float left = x[i], right = x[half + i];
+        x[i] = left * cos[i] - right * sin[i];
+        x[half + i] = right * cos[i] + left * sin[i];
+    }
+}
+
+static void row_to_float(const uint16_t *x, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i++) out[i] = bf16_to_float(x[i]);
+}
+
+static void row_to_bf16(const float *x, int64_t n, uint16_t *out) {
+    for (int64_t i = 0; i < n; i++) out[i] = float_to_bf16(x[i]);
+}
+
+static void row_merge(int parts, const float *const *acc, const float *max, const float *sum, int n, float *out) {
+    float top = MASKED, total = 0.0f;
+    for (int p = 0; p < parts; p++) top = max[p] > top ? max[p] : top;
+    memset(out, 0, sizeof(float) * (size_t)n);
+    for (int p = 0; p < parts; p++) {
+        float weight = max[p] <= MASKED ? 0.0f : exp2_fast(max[p] - top);
+        total += weight * sum[p];
+        for (int i = 0; i < n; i++) out[i] += weight * acc[p][i];
+    }
+    for (int i = 0; i < n; i++) out[i] /= total;
+}
+
+#define ROWWISE_OPS                                                                                             \
+    .rms_norm = row_rms_norm, .act_mul = row_act_mul, .add = row_add, .rotate = row_rotate,                     \
+    .to_float = row_to_float, .to_bf16 = row_to_bf16, .merge = row_merge
+
+#endif

@@ -1,0 +1,52 @@
+"""Building and loading: one OpenMP runtime, no compiler is no failure, a stale library isn't loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from perilune.kernels import build, load, openmp
+from perilune.kernels.native import NativeKernels
+from perilune.kernels.reference import ReferenceKernels
+
+
+def test_one_openmp_runtime(native: NativeKernels) -> None:
+    native.rms_norm(torch.ones(64, 64), torch.ones(64), 1e-6)
+    torch.ones(512, 512) @ torch.ones(512, 512)
+    runtimes = openmp.mapped_runtimes()
+    assert len(runtimes) <= 1, runtimes
+
+
+def test_no_compiler_is_said_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "none.so")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert build.main() == 0
+    assert "no C compiler" in capsys.readouterr().out
+    kernels = load(2)
+    assert isinstance(kernels, ReferenceKernels)
+    assert "make setup" in kernels.describe()
+
+
+def test_broken_library_falls_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(build, "library_path", lambda: broken)
+    assert "doesn't load" in load(2).describe()
+
+
+def test_library_name_follows_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("int a;")
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    before = build.library_path()
+    (tmp_path / "a.c").write_text("int b;")
+    assert build.library_path() != before
+
+
+def test_arm_compiles_no_x86_units() -> None:
+    assert [unit.name for unit in build.units("aarch64") if "avx" in unit.name] == []
+    assert {"isa_avx2", "isa_avx512"} <= {unit.name for unit in build.units("x86_64")}
