@@ -1,8 +1,8 @@
-"""Learns an engine's speeds from what it does, and keeps them between runs.
+"""Learns an engine's speeds from its steps and loads, and keeps them between runs.
 
-Knows prefill chunks, loads and first tokens as (tokens, seconds) pairs; doesn't know requests or plans. Rates are
-stored per model fingerprint, so that the first prediction of a new process is already a measured one. Thread-safe:
-observations come from the engine thread, reads from the event loop.
+Implements `engine.observe.EngineObserver`; doesn't know requests or plans. Rates are stored per model fingerprint,
+so that the first prediction of a new process is already a measured one. Thread-safe: observations come from the
+engine's threads, reads from the event loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from perilune.engine.observe import LoadObservation, StepObservation
 from perilune.service.rates import Rates
 from perilune.telemetry import Telemetry
 
@@ -64,10 +65,13 @@ class _Fit:
 
 
 class Predictor:
-    """The rates of one engine. `path` None keeps them in memory only."""
+    """The rates of one engine. `path` None keeps them in memory only; `token_bytes` is the KV of one token."""
 
-    def __init__(self, path: Path | None, telemetry: Telemetry, start: Rates | None = None) -> None:
+    def __init__(
+        self, path: Path | None, telemetry: Telemetry, token_bytes: int, start: Rates | None = None
+    ) -> None:
         self._path = path
+        self._token_bytes = token_bytes
         self._telemetry = telemetry
         self._lock = threading.Lock()
         stored = _read(path) if path else None
@@ -87,8 +91,18 @@ class Predictor:
         with self._lock:
             return self._measured
 
+    def step(self, observation: StepObservation) -> None:
+        """Mixed steps say nothing about either part, so only pure ones are learnt from."""
+        if observation.decode_rows == 0:
+            self.observe_prefill(observation.prefill_tokens, observation.context_tokens, observation.seconds)
+        elif observation.prefill_tokens == 0 and observation.decode_rows == 1:
+            self.observe_decode(observation.seconds)
+
+    def load(self, observation: LoadObservation) -> None:
+        self.observe_load(observation.size_bytes // self._token_bytes, observation.seconds)
+
     def observe_prefill(self, tokens: int, start: int, seconds: float) -> None:
-        """A chunk of `tokens` after `start`, computed alone in `seconds`."""
+        """A chunk of `tokens` after `start` tokens of context, computed in `seconds`."""
         if tokens < _MIN_CHUNK_TOKENS or seconds <= 0:
             return
         with self._lock:

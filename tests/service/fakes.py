@@ -31,6 +31,7 @@ from perilune.core import (
     SequenceSpec,
     TokenLogprob,
 )
+from perilune.engine.observe import EngineObserver, NullObserver, StepObservation
 from perilune.errors import InvalidRequest, NotFound, Overloaded, TooLarge
 from perilune.runtime.kv.spec import block_hashes
 
@@ -128,6 +129,7 @@ class FakeEngine:
         self.token_s = token_s
         self.chunk = chunk
         self.queue_limit = queue_limit
+        self.observer: EngineObserver = NullObserver()
         self.ram: dict[bytes, str | None] = {}
         self.disk: dict[bytes, set[str]] = {}
         self.specs: list[SequenceSpec] = []
@@ -238,9 +240,10 @@ class FakeEngine:
         disk = done - ram
         emit(EngineProgress(spec.seq_id, done, total, ram, disk))
         while done < total:
-            if not self._pause(running, min(self.chunk, total - done) / self.prefill_rate):
+            step, start = min(self.chunk, total - done), time.monotonic()
+            if not self._pause(running, step / self.prefill_rate):
                 return FinishReason.CANCELLED, None
-            step = min(self.chunk, total - done)
+            self.observer.step(StepObservation(step, done, 0, time.monotonic() - start))
             done += step
             self.computed_tokens += step
             emit(EngineProgress(spec.seq_id, done, total, ram, disk))

@@ -59,8 +59,9 @@ class Bench:
 
     async def start(self) -> None:
         telemetry = Telemetry()
-        self.predictor = Predictor(None, telemetry, self.rates)
-        backend = LocalBackend(self.engine, self.predictor, time.monotonic)
+        self.predictor = Predictor(None, telemetry, 1024, self.rates)
+        self.engine.observer = self.predictor
+        backend = LocalBackend(self.engine)
         composer = Composer(self.tokenizer, self.template)
         self.documents = DocumentService(
             self.library,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perilune.engine.observe import LoadObservation, StepObservation
 from perilune.service.predictor import Predictor
 from perilune.service.rates import Rates
 from perilune.telemetry import Telemetry
@@ -26,7 +27,7 @@ class Recorder:
 @given(st.floats(2e-4, 5e-3), st.floats(0, 8e-7))
 def test_learns_rates_from_chunks(per_token_s: float, per_context_s: float) -> None:
     truth = Rates(per_token_s, per_context_s)
-    predictor = Predictor(None, Telemetry())
+    predictor = Predictor(None, Telemetry(), 1024)
     for _ in range(3):
         for start in range(0, 7680, 512):
             predictor.observe_prefill(512, start, truth.prefill_s(512, start))
@@ -35,7 +36,7 @@ def test_learns_rates_from_chunks(per_token_s: float, per_context_s: float) -> N
 
 
 def test_follows_a_machine_that_became_slower() -> None:
-    predictor = Predictor(None, Telemetry())
+    predictor = Predictor(None, Telemetry(), 1024)
     for _ in range(100):
         predictor.observe_prefill(512, 0, 0.5)
     for _ in range(150):
@@ -44,7 +45,7 @@ def test_follows_a_machine_that_became_slower() -> None:
 
 
 def test_tiny_chunks_say_nothing_about_the_rate() -> None:
-    predictor = Predictor(None, Telemetry())
+    predictor = Predictor(None, Telemetry(), 1024)
     before = predictor.rates
     predictor.observe_prefill(8, 0, 0.5)
     assert predictor.rates == before
@@ -53,7 +54,7 @@ def test_tiny_chunks_say_nothing_about_the_rate() -> None:
 
 @given(st.lists(st.tuples(st.integers(-5, 5000), st.integers(0, 100_000), st.floats(-1, 100)), max_size=30))
 def test_rates_stay_sane_whatever_is_observed(observations: list[tuple[int, int, float]]) -> None:
-    predictor = Predictor(None, Telemetry())
+    predictor = Predictor(None, Telemetry(), 1024)
     for tokens, start, seconds in observations:
         predictor.observe_prefill(tokens, start, seconds)
         predictor.observe_load(tokens, seconds)
@@ -68,14 +69,14 @@ def test_rates_stay_sane_whatever_is_observed(observations: list[tuple[int, int,
 
 def test_the_next_process_starts_with_measured_rates(tmp_path: Path) -> None:
     path = tmp_path / "rates-abc.json"
-    first = Predictor(path, Telemetry())
+    first = Predictor(path, Telemetry(), 1024)
     assert not first.measured
     first.save()
     assert not path.exists(), "a guess is not kept"
     for start in range(0, 4096, 512):
         first.observe_prefill(512, start, Rates(1e-3, 1e-7).prefill_s(512, start))
     first.save()
-    second = Predictor(path, Telemetry())
+    second = Predictor(path, Telemetry(), 1024)
     assert second.measured
     assert second.rates == first.rates
 
@@ -84,15 +85,31 @@ def test_the_next_process_starts_with_measured_rates(tmp_path: Path) -> None:
 def test_damaged_rates_are_ignored(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "rates-abc.json"
     path.write_text(damage)
-    predictor = Predictor(path, Telemetry())
+    predictor = Predictor(path, Telemetry(), 1024)
     assert predictor.rates == Rates()
     assert not predictor.measured
 
 
 def test_the_error_is_a_metric_and_a_margin() -> None:
     recorder = Recorder()
-    predictor = Predictor(None, Telemetry(recorder))
+    predictor = Predictor(None, Telemetry(recorder), 1024)
     for _ in range(50):
         predictor.observe_ttft(1.0, 1.25)
     assert ("ttft_prediction_error_ratio", 0.2) in recorder.observed
     assert predictor.rates.error == pytest.approx(0.2, abs=0.01)
+
+
+def test_learns_from_pure_steps_and_loads_only() -> None:
+    predictor = Predictor(None, Telemetry(), 1024)
+    before = predictor.rates
+    predictor.step(StepObservation(512, 0, 3, 0.5))
+    predictor.step(StepObservation(0, 100, 2, 0.5))
+    assert predictor.rates == before
+    for _ in range(3):
+        predictor.step(StepObservation(512, 0, 0, 0.25))
+    predictor.step(StepObservation(0, 0, 1, 0.5))
+    for _ in range(30):
+        predictor.load(LoadObservation(1024 * 1000, 0.5))
+    assert predictor.rates.prefill_s(512) == pytest.approx(0.25, rel=0.1)
+    assert predictor.rates.decode_s > before.decode_s
+    assert predictor.rates.load_s_per_token == pytest.approx(5e-4, rel=0.01)

@@ -1,0 +1,256 @@
+"""Wires the layers together: settings in, a running application out. The only place that knows every layer.
+
+Heavy imports happen inside, so that importing this module costs nothing. Loading the model, opening the database
+and opening the KV folder run side by side, because `ask` counts from process start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perilune.config import Settings
+from perilune.core import BLOCK_TOKENS
+from perilune.service.model import ServedModel
+from perilune.service.ports import Caller
+from perilune.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from perilune.engine.loop import EngineLoop
+    from perilune.memory.keys import Keyring
+    from perilune.memory.library import Library
+    from perilune.memory.store import Store
+    from perilune.ops.metrics import PrometheusSink
+    from perilune.runtime.hub.pull import ModelFiles
+    from perilune.runtime.kv.disk import DiskKVStore
+    from perilune.runtime.loader import LoadedModel
+    from perilune.service.predictor import Predictor
+    from perilune.service.service import Service
+
+KV_FOLDER = "kv"
+"""Name of the KV folder in the home folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """Everything that runs, and how it starts and stops. `start` and `close` belong to the event loop."""
+
+    settings: Settings
+    telemetry: Telemetry
+    metrics: PrometheusSink
+    service: Service
+    library: Library
+    keys: Keyring
+    engine: EngineLoop
+    model: ServedModel
+    closers: contextlib.ExitStack
+
+    async def start(self) -> None:
+        """Start the engine, warm it up, resume unfinished ingests."""
+        self.engine.start()
+        await self.service.start(self.settings.runtime.cache_warmup)
+
+    async def close(self) -> None:
+        """Stop ingests, the engine and the stores, in that order. Idempotent."""
+        await self.service.close()
+        await asyncio.to_thread(self.closers.close)
+
+
+def build(settings: Settings) -> Application:
+    """Load the model and open the home folder; `Application.start` runs it.
+
+    Raises `ModelNotFound`, `UnsupportedModel`, `Overloaded` (it doesn't fit), `Conflict` (another process owns the
+    KV folder) and `ConfigError`; whatever was opened before is closed again.
+    """
+    from perilune.ops.metrics import PrometheusSink
+    from perilune.runtime.hub.pull import resolve
+
+    settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = resolve(settings.model.path, settings.home)
+    metrics = PrometheusSink(files.card.name)
+    telemetry = Telemetry(metrics)
+    with contextlib.ExitStack() as closers:
+        kv, loaded, store = _open_side_by_side(settings, files, telemetry, closers)
+        application = _wire(settings, files, telemetry, metrics, kv, loaded, store, closers)
+        application.closers.push(closers.pop_all())
+        return application
+
+
+def _open_side_by_side(
+    settings: Settings, files: ModelFiles, telemetry: Telemetry, closers: contextlib.ExitStack
+) -> tuple[DiskKVStore | None, LoadedModel, Store]:
+    """Open the three slow things at once; `closers` gets each one that opened, even if another fails."""
+    jobs: tuple[Callable[[], object], ...] = (
+        lambda: _open_kv(settings, telemetry),
+        lambda: _load(settings, files),
+        lambda: _open_store(settings),
+    )
+    with ThreadPoolExecutor(len(jobs), "build") as pool:
+        futures = [pool.submit(job) for job in jobs]
+    for future in futures:
+        if future.exception() is None and (opened := future.result()) is not None:
+            closers.callback(opened.close)  # type: ignore[attr-defined]
+    kv, loaded, store = (future.result() for future in futures)
+    return kv, loaded, store  # type: ignore[return-value]
+
+
+def _open_kv(settings: Settings, telemetry: Telemetry) -> DiskKVStore | None:
+    from perilune.runtime.kv.disk import DiskKVStore
+
+    quota = settings.kv_cache.disk_quota
+    return DiskKVStore(settings.home / KV_FOLDER, quota, telemetry) if quota else None
+
+
+def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
+    from perilune.runtime.loader import load_model
+
+    return load_model(
+        files.path,
+        dtype=settings.model.dtype,
+        decode_weights=settings.model.decode_weights,
+        kv_bytes=settings.kv_cache.ram,
+        threads=settings.runtime.threads,
+        model_id=files.card.name,
+    )
+
+
+def _open_store(settings: Settings) -> Store:
+    from perilune.memory.store import Store
+
+    return Store(settings.home, settings.database)
+
+
+def _wire(
+    settings: Settings,
+    files: ModelFiles,
+    telemetry: Telemetry,
+    metrics: PrometheusSink,
+    kv: DiskKVStore | None,
+    loaded: LoadedModel,
+    store: Store,
+    closers: contextlib.ExitStack,
+) -> Application:
+    from perilune.engine.loop import EngineLoop
+    from perilune.engine.policy import EngineLimits
+    from perilune.memory.keys import Keyring
+    from perilune.memory.library import Library
+    from perilune.service.predictor import Predictor
+
+    spec = loaded.runtime.kv_spec
+    keys = Keyring(store, settings.home)
+    library = Library(store, settings.home, settings.documents)
+    predictor = Predictor(_rates_file(settings.home, spec.fingerprint), telemetry, spec.token_bytes)
+    limits = EngineLimits(
+        batch=settings.runtime.max_batch_size,
+        chunk_tokens=settings.runtime.prefill_chunk_size,
+        queue=settings.server.max_queue,
+    )
+    engine = EngineLoop(loaded.runtime, kv, limits, telemetry, predictor)
+    closers.callback(engine.close)
+    model = served_model(settings, files, loaded)
+    service = _service(settings, telemetry, kv, loaded, keys, library, predictor, engine, model)
+    metrics.before_render(lambda: _gauges(engine, telemetry))
+    return Application(
+        settings, telemetry, metrics, service, library, keys, engine, model, contextlib.ExitStack()
+    )
+
+
+def _service(
+    settings: Settings,
+    telemetry: Telemetry,
+    kv: DiskKVStore | None,
+    loaded: LoadedModel,
+    keys: Keyring,
+    library: Library,
+    predictor: Predictor,
+    engine: EngineLoop,
+    model: ServedModel,
+) -> Service:
+    from perilune.memory.language import detect
+    from perilune.runtime.kv.spec import tenant_salt
+    from perilune.service.admission import Admission
+    from perilune.service.answer import Limits, Parts
+    from perilune.service.backends.local import LocalBackend
+    from perilune.service.compose import Composer
+    from perilune.service.documents import DocumentService
+    from perilune.service.service import Service
+
+    spec = loaded.runtime.kv_spec
+    backend = LocalBackend(engine)
+    composer = Composer(loaded.tokenizer, loaded.chat_template)
+
+    def salt_of(tenant: str) -> bytes:
+        return tenant_salt(keys.tenant_secret(tenant), spec)
+
+    def owners() -> list[str]:
+        return [entry.owner for entry in kv.entries()] if kv else []
+
+    documents = DocumentService(
+        library,
+        composer,
+        backend,
+        salt_of,
+        owners,
+        model.window_tokens,
+        settings.server.max_upload,
+        telemetry,
+    )
+    deadlines = settings.deadlines
+    parts = Parts(
+        model=model,
+        tokenizer=loaded.tokenizer,
+        composer=composer,
+        library=library,
+        documents=documents,
+        backend=backend,
+        predictor=predictor,
+        salt_of=salt_of,
+        detect_language=detect,
+        limits=Limits(
+            deadlines.interactive_s, deadlines.document_s, deadlines.reserve_s, settings.model_serving.timeout
+        ),
+        clock=time.monotonic,
+        telemetry=telemetry,
+    )
+    places = settings.server.max_queue + settings.runtime.max_batch_size
+
+    def authenticate(key: str | None) -> Caller:
+        owner = keys.authenticate(key)
+        return Caller(owner.tenant, owner.role, owner.deadline_s)
+
+    return Service(parts, Admission(places, telemetry), authenticate)
+
+
+def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> ServedModel:
+    """What requests may call the model, and what is known of it from the catalogue and the file."""
+    card = files.card
+    aliases = {*card.aliases, settings.model.path, files.path.name, files.path.name.removesuffix(".gguf")}
+    blocks = loaded.runtime.num_blocks
+    return ServedModel(
+        model_id=card.name,
+        window_tokens=min(loaded.info.max_context_tokens, blocks * BLOCK_TOKENS),
+        licence=card.licence,
+        created_at=int(files.path.stat().st_mtime),
+        aliases=frozenset(aliases - {card.name}),
+        languages=frozenset(card.languages or loaded.info.languages),
+    )
+
+
+def _rates_file(home: Path, fingerprint: str) -> Path:
+    return home / f"rates-{fingerprint[:16]}.json"
+
+
+def _gauges(engine: EngineLoop, telemetry: Telemetry) -> None:
+    """What `/metrics` asks the engine for when it is read."""
+    stats = engine.stats()
+    telemetry.gauge("sequences_running", float(stats.running))
+    telemetry.gauge("sequences_waiting", float(stats.waiting))
+    telemetry.gauge("queued_prefill_tokens", float(stats.queued_prefill_tokens))
+    used = 1 - stats.free_blocks / stats.total_blocks if stats.total_blocks else 0.0
+    telemetry.gauge("kv_cache_usage_ratio", used)
