@@ -1,0 +1,130 @@
+"""One token stream inside the engine: what is known, what is computed, which blocks hold it.
+
+Knows tokens, counts and block ids. Knows nothing of classes of work beyond its spec, of bytes or of threads.
+Touched by the engine thread only. There are no phases: a sequence has `tokens`, of which `computed` have KV;
+when one is left and the prompt is done, the next step decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from perilune.core import BLOCK_TOKENS, EngineEvent, SequenceSpec, ServiceClass
+from perilune.runtime.kv.spec import BlockHash
+
+Emit = Callable[[EngineEvent], None]
+
+MIN_TAIL_TOKENS = 2
+"""Prompt tokens always left to a last prefill slice. One sampled token is a decode step (`runtime.mri`), with
+decode's own weights: an answer would then depend on how much of its prompt was cached."""
+
+
+class SequenceState(StrEnum):
+    WAITING = "waiting"  # new, or preempted
+    LOADING = "loading"  # its blocks are coming from disk
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class EngineSequence:
+    """`hashes` name the whole blocks of the prompt; `serial` is the order of arrival."""
+
+    spec: SequenceSpec
+    emit: Emit
+    hashes: list[BlockHash]
+    serial: int
+    arrival_s: float
+    priority_s: float = 0.0  # set by the policy when the sequence is queued
+    state: SequenceState = SequenceState.WAITING
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    block_table: list[int] = field(default_factory=list)
+    owner: str | None = None  # who the prompt's blocks are saved for; None once forgotten
+    admitted: bool = False  # has left the queue at least once
+    preempted: bool = False  # `cached_*` keep what the first admission found
+    forgotten: bool = False  # its owner was deleted: nothing of it is shared any more
+    named_blocks: int = 0  # leading blocks offered to the prefix cache
+    saved_blocks: int = 0  # leading blocks handed to the saver
+    expected_tokens: int = 0  # uncached prompt tokens when it was queued
+    cached_ram_tokens: int = 0
+    cached_disk_tokens: int = 0
+    disk_failed: bool = False  # a load came back short: compute the rest, don't ask the disk again
+    opened: bool = False  # the runtime has a context for it
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.spec.token_ids)
+        self.owner = self.spec.persist_owner
+
+    @property
+    def seq_id(self) -> str:
+        return self.spec.seq_id
+
+    @property
+    def service_class(self) -> ServiceClass:
+        return self.spec.service_class
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.spec.token_ids)
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def shared_blocks(self) -> int:
+        """Leading blocks that may enter the shared cache."""
+        return min(self.spec.shared_tokens, self.prompt_tokens) // BLOCK_TOKENS
+
+    @property
+    def persisted_blocks(self) -> int:
+        """Leading blocks that may go to disk."""
+        limit = self.spec.persist_tokens
+        return self.shared_blocks if limit is None else min(self.shared_blocks, limit // BLOCK_TOKENS)
+
+    @property
+    def samples(self) -> bool:
+        return not self.spec.prefill_only and self.spec.max_new_tokens > 0
+
+    @property
+    def target(self) -> int:
+        """Tokens whose KV the next sample (or the end of an ingest) needs.
+
+        An ingest stops at its last shareable block: nobody could reuse what lies behind it.
+        """
+        if self.spec.prefill_only and self.shared_blocks:
+            return self.shared_blocks * BLOCK_TOKENS
+        return len(self.tokens)
+
+    @property
+    def remaining(self) -> int:
+        return self.target - self.computed
+
+    @property
+    def decodes(self) -> bool:
+        """The next step is a decode step."""
+        return self.generated_tokens > 0 and self.remaining == 1
+
+    @property
+    def reusable_blocks(self) -> int:
+        """Most leading blocks that may come from a cache; what is left can be prefilled and sampled."""
+        spare = MIN_TAIL_TOKENS if self.samples else 0
+        return min(len(self.hashes), max(0, self.target - spare) // BLOCK_TOKENS)
+
+    @property
+    def whole_blocks(self) -> int:
+        """Leading shared blocks whose KV is complete."""
+        return min(self.computed // BLOCK_TOKENS, self.shared_blocks)
+
+    def next_chunk(self, limit: int) -> int:
+        """At most `limit` tokens of prompt, ending where blocks end, and never leaving one token behind."""
+        if limit >= self.remaining:
+            return self.remaining
+        end = (self.computed + limit) // BLOCK_TOKENS * BLOCK_TOKENS
+        size = end - self.computed if end > self.computed else limit
+        if self.samples and self.remaining - size < MIN_TAIL_TOKENS:
+            size -= 1
+        return size
