@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,11 +26,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perilune.api import errors
 from perilune.api.auth import Authentication, LocalOnly, check_bind, is_loopback
-from perilune.api.chat import ChatCompletions
+from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
 from perilune.api.models import Models
+from perilune.api.resume import Resumables
 from perilune.api.wire import json_response
 from perilune.config import Settings
 from perilune.errors import ConfigError, Conflict
@@ -57,8 +58,17 @@ def create_app(
     files = Files(service, settings.server.max_upload, settings.home)
     models = Models(service)
     health = Health(service, metrics)
+    resumables = Resumables()
+    chat = ChatCompletions(service, settings, telemetry, resumables)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await resumables.close()
+
     routes = [
-        Route("/v1/chat/completions", ChatCompletions(service, settings, telemetry), methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
@@ -74,7 +84,9 @@ def create_app(
     if not public:
         middleware.append(Middleware(LocalOnly))
     middleware.append(Middleware(Authentication, service=service, public=public))
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route})
+    app = Starlette(
+        routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route}, lifespan=lifespan
+    )
     app.router.redirect_slashes = False
     return app
 
@@ -262,7 +274,7 @@ async def serve(
             app,
             http="h11",  # bounds the size of headers
             ws="none",
-            lifespan="off",
+            lifespan="on",
             access_log=False,
             log_config=None,
             server_header=False,

@@ -7,29 +7,33 @@ ASGI, because every token passes here. The service's iterator is closed on every
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
-from typing import cast
+from typing import Any, cast
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
 from perilune.api import errors, sse
 from perilune.api.auth import caller_of
-from perilune.api.completion import StreamedAnswer, WholeAnswer
-from perilune.api.limits import read_body, until_disconnect
+from perilune.api.completion import StreamedAnswer, WholeAnswer, completion_id
+from perilune.api.limits import header, read_body, until_disconnect
 from perilune.api.meter import AnswerMeter
+from perilune.api.resume import Resumables, StreamLog
 from perilune.api.schema import ChatCall, parse_chat
 from perilune.api.wire import send_json
 from perilune.config import Settings
 from perilune.core import Event, Request, StageStarted
-from perilune.errors import Overloaded
+from perilune.errors import InvalidRequest, Overloaded, PeriluneError
 from perilune.service.ports import ServiceApi
 from perilune.telemetry import Telemetry
 
 _PATIENCE_S = 5.0
 """The service gives up first, with a better reason; later than that only a client that doesn't read can last."""
 
+_EVENT_NUMBER = re.compile(r"-1|[0-9]{1,9}", re.ASCII)
 _LAST_WORDS_S = 0.2
 """How long a stopping server tries to tell a client why its stream ends."""
 
@@ -42,12 +46,14 @@ class ChatCompletions:
         service: ServiceApi,
         settings: Settings,
         telemetry: Telemetry,
+        resumables: Resumables,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._service = service
         self._settings = settings
         self._telemetry = telemetry
+        self._resumables = resumables
         self._clock = clock
         self._now = now
 
@@ -65,12 +71,13 @@ class ChatCompletions:
         try:
             await until_disconnect(receive, answer(call, send, meter))
         except BaseException as error:
-            meter.ended(error)
+            if not call.resumable:
+                meter.ended(error)
             raise
 
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         answer = WholeAnswer(call, int(self._now()))
-        async with self._events(call.request) as events:
+        async with self._in_time(), self._events(call.request) as events:
             async for event in events:
                 meter.see(event)
                 answer.add(event)
@@ -79,38 +86,83 @@ class ChatCompletions:
         meter.ended(None)
 
     async def _stream(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
-        """An error before the response has started is raised, and gets its own status; later it is an event."""
+        request = call.request
         answer = StreamedAnswer(call, int(self._now()))
-        async with sse.EventStream(send, answer.opening()) as out:
+        if call.resumable:
+            key = completion_id(request.request_id)
+            log = self._resumables.start(key, request.tenant, lambda log: self._write(log, call, answer, meter))
+            await self._deliver(log.read(-1), b"", send, request.request_id)
+        else:
+            events = self._encoded(call, answer, meter)
+            meter.ended(await self._deliver(events, answer.opening(), send, request.request_id))
+
+    async def _write(self, log: StreamLog, call: ChatCall, answer: StreamedAnswer, meter: AnswerMeter) -> None:
+        """The answer into its log, whoever reads."""
+        log.add(answer.opening(), settled=False)
+        try:
+            async with self._in_time(), aclosing(self._encoded(call, answer, meter)) as events:
+                async for encoded, settled in events:
+                    log.add(encoded, settled)
+        except asyncio.CancelledError as error:
+            meter.ended(error)
+            raise
+        except Exception as error:
+            shown = errors.from_any(error, call.request.request_id)
+            meter.ended(shown)
+            log.finish(shown)
+        else:
+            meter.ended(None)
+            log.finish(None)
+
+    async def resume(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET: the rest of a stream. DELETE: stop it."""
+        key, tenant = scope["path_params"]["completion_id"], caller_of(scope).tenant
+        if scope["method"] == "DELETE":
+            await self._resumables.cancel(key, tenant)
+            await send_json(send, 200, {"id": key, "object": "chat.completion.deleted", "deleted": True})
+            return
+        log = self._resumables.find(key, tenant)
+        rest = self._deliver(log.read(starting_after(scope)), b"", send, scope["state"]["request_id"])
+        await until_disconnect(receive, _ignoring_result(rest))
+
+    async def _deliver(
+        self, events: AsyncGenerator[tuple[bytes, bool]], opening: bytes, send: Send, request_id: str
+    ) -> PeriluneError | None:
+        """Send encoded events; returns the error that ended the stream, if one did.
+
+        An error before the response has started is raised, and gets its own status; later it is an event.
+        """
+        async with sse.EventStream(send, opening) as out:
             try:
-                async with self._events(call.request) as events:
-                    async for event in events:
-                        meter.see(event)
-                        await self._forward(event, answer, out)
-                await out.end(answer.end())
-                meter.ended(None)
+                async with self._in_time(), aclosing(events):
+                    async for encoded, settled in events:
+                        if settled or out.started:
+                            await out.write(encoded)
+                        else:
+                            out.hold(encoded)
+                await out.end()
             except asyncio.CancelledError:
                 if out.started:
-                    await self._say_goodbye(out, call.request.request_id)
+                    await self._say_goodbye(out, request_id)
                 raise
             except Exception as error:
                 if not out.started:
                     raise
-                shown = errors.from_any(error, call.request.request_id)
-                meter.ended(shown)
+                shown = errors.from_any(error, request_id)
                 await out.end(sse.data(errors.body(shown)))
+                return shown
+        return None
 
-    @staticmethod
-    async def _forward(event: Event, answer: StreamedAnswer, out: sse.EventStream) -> None:
-        encoded = answer.encode(event)
-        if isinstance(event, StageStarted):
-            # A stage may still turn out to be impossible; the plan is the first thing that holds.
-            if out.started:
-                await out.write(encoded)
-            else:
-                out.hold(encoded)
-        elif encoded:
-            await out.write(encoded)
+    async def _encoded(
+        self, call: ChatCall, answer: StreamedAnswer, meter: AnswerMeter
+    ) -> AsyncGenerator[tuple[bytes, bool]]:
+        """Events as bytes. A stage may still turn out to be impossible; the plan is the first thing that holds."""
+        async with self._events(call.request) as events:
+            async for event in events:
+                meter.see(event)
+                if encoded := answer.encode(event):
+                    yield encoded, not isinstance(event, StageStarted)
+        yield answer.end(), True
 
     @staticmethod
     async def _say_goodbye(out: sse.EventStream, request_id: str) -> None:
@@ -122,15 +174,18 @@ class ChatCompletions:
         except TimeoutError:
             errors.log.info("client too slow for a goodbye", extra={"fields": {"request_id": request_id}})
 
+    def _events(self, request: Request) -> aclosing[AsyncGenerator[Event]]:
+        """The service's events, closed on every way out."""
+        return aclosing(cast("AsyncGenerator[Event]", self._service.run(request)))
+
     @asynccontextmanager
-    async def _events(self, request: Request) -> AsyncIterator[AsyncIterator[Event]]:
-        """The service's events, closed on every way out, given up soon after `model_serving.timeout`."""
+    async def _in_time(self) -> AsyncIterator[None]:
+        """Give up soon after `model_serving.timeout`."""
         limit_s = self._settings.model_serving.timeout + _PATIENCE_S
-        running = cast("AsyncGenerator[Event]", self._service.run(request))
         limit = asyncio.timeout(limit_s)
         try:
-            async with limit, aclosing(running) as events:
-                yield events
+            async with limit:
+                yield
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -138,3 +193,26 @@ class ChatCompletions:
                 f"The answer wasn't delivered after {limit_s:g} seconds.",
                 hint="Read the stream faster, ask for less, or raise model_serving.timeout.",
             ) from None
+
+
+class ResumeChat:
+    """/v1/chat/completions/{completion_id}, as the ASGI application that a route needs."""
+
+    def __init__(self, chat: ChatCompletions) -> None:
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._chat.resume(scope, receive, send)
+
+
+async def _ignoring_result(work: Coroutine[Any, Any, object]) -> None:
+    await work
+
+
+def starting_after(scope: Scope) -> int:
+    """The number of the last event a client has, from `?starting_after=` or `Last-Event-ID`; -1 for none."""
+    query = parse_qs(scope["query_string"].decode("latin-1"))
+    given = query.get("starting_after", [])[:1] or [(header(scope, b"last-event-id") or b"-1").decode("latin-1")]
+    if not _EVENT_NUMBER.fullmatch(given[0]):
+        raise InvalidRequest("starting_after must be the id of an event.", param="starting_after")
+    return int(given[0])

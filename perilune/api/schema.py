@@ -125,6 +125,7 @@ class WireMessage(Wire):
 class WireStreamOptions(Wire):
     include_usage: bool | None = None
     include_progress: bool | None = None
+    resumable: bool | None = None
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -168,6 +169,7 @@ class ChatCall:
     stream: bool
     include_usage: bool
     include_progress: bool
+    resumable: bool = False
 
 
 def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> ChatCall:
@@ -196,7 +198,13 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
     )
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")
-    return ChatCall(request, bool(wire.stream), bool(options.include_usage), bool(options.include_progress))
+    return ChatCall(
+        request,
+        bool(wire.stream),
+        bool(options.include_usage),
+        bool(options.include_progress),
+        bool(options.resumable),
+    )
 
 
 def wrong_field(error: ValidationError) -> InvalidRequest:

@@ -16,8 +16,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics import MetricWrapperBase
 
-from perilune.core import EngineStats
-
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -86,7 +84,13 @@ TABLE: tuple[Metric, ...] = (
         _SECONDS,
         ("vllm:e2e_request_latency_seconds",),
     ),
-    Metric("ttft_prediction_error_ratio", "histogram", "|measured - predicted| / measured TTFT.", (), _RATIOS),
+    Metric(
+        "ttft_prediction_error_ratio",
+        "histogram",
+        "Error of the predicted TTFT as a share of the measured one.",
+        (),
+        _RATIOS,
+    ),
     # Tokens
     Metric("prompt_tokens", "counter", "Prompt tokens of completed answers.", aliases=("vllm:prompt_tokens",)),
     Metric("generation_tokens", "counter", "Tokens generated.", aliases=("vllm:generation_tokens",)),
@@ -112,6 +116,26 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "kv_cache_usage_ratio", "gauge", "Share of the KV blocks in use.", aliases=("vllm:kv_cache_usage_perc",)
     ),
+    Metric("engine_prefill_tokens", "counter", "Prompt tokens computed."),
+    Metric("engine_decode_tokens", "counter", "Tokens decoded."),
+    Metric("engine_step_seconds", "histogram", "One engine step, by kind.", ("kind",), _TOKEN_SECONDS),
+    Metric("engine_steps_abandoned", "counter", "Steps stopped because nobody wanted them any more."),
+    Metric("engine_steps_failed", "counter", "Steps that failed."),
+    Metric("engine_listener_failures", "counter", "Events that a listener couldn't take."),
+    Metric(
+        "engine_preemptions",
+        "counter",
+        "Sequences that gave way to others.",
+        ("service_class",),
+        aliases=("vllm:num_preemptions",),
+    ),
+    # KV between the engine and the disk tier
+    Metric("kv_load_seconds", "histogram", "Loading one sequence's KV.", (), _SECONDS),
+    Metric("kv_load_failures", "counter", "Loads that failed; the tokens were computed instead."),
+    Metric("kv_load_timeouts", "counter", "Loads that took too long; the tokens were computed instead."),
+    Metric("kv_save_seconds", "histogram", "Handing KV to the disk tier.", (), _SECONDS),
+    Metric("kv_save_failures", "counter", "KV that could not be saved."),
+    Metric("kv_save_skipped_blocks", "counter", "Blocks not saved because the writer was behind."),
     # KV on disk
     Metric("kv_disk_loaded_blocks", "counter", "KV blocks read from disk."),
     Metric("kv_disk_saved_blocks", "counter", "KV blocks written to disk."),
@@ -224,20 +248,6 @@ class PrometheusSink:
                 aliases = tuple(make(name, (*metric.labels, "model_name")) for name in metric.aliases)
                 known[metric.name] = _Family(metric.labels, own, aliases, self._model_name)
             return known[metric.name]
-
-
-def watch_engine(sink: PrometheusSink, stats: Callable[[], EngineStats]) -> None:
-    """Show the engine's state at every rendering. `stats` is `Engine.stats`."""
-
-    def probe() -> None:
-        now = stats()
-        used = 1 - now.free_blocks / now.total_blocks if now.total_blocks else 0.0
-        sink.gauge("sequences_running", now.running, {})
-        sink.gauge("sequences_waiting", now.waiting, {})
-        sink.gauge("queued_prefill_tokens", now.queued_prefill_tokens, {})
-        sink.gauge("kv_cache_usage_ratio", used, {})
-
-    sink.before_render(probe)
 
 
 def _unlisted(name: str, kind: Kind, labels: Mapping[str, str]) -> Metric:

@@ -74,7 +74,7 @@ def serve(tmp_path: Path) -> Serve:
             app,
             http="h11",
             ws="none",
-            lifespan="off",
+            lifespan="on",
             log_config=None,
             access_log=False,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,

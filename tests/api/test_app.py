@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import io
 import json
@@ -18,10 +19,9 @@ from perilune.api import app as api_app
 from perilune.api.app import create_app, listen, url_of
 from perilune.api.auth import check_bind, host_name, is_loopback
 from perilune.config import ServerSettings, Settings
-from perilune.core import EngineStats
 from perilune.errors import ConfigError, Conflict
 from perilune.ops.logging import JsonFormatter, configure
-from perilune.ops.metrics import TABLE, PrometheusSink, watch_engine
+from perilune.ops.metrics import TABLE, PrometheusSink
 from perilune.service.ports import Caller
 from perilune.telemetry import Telemetry
 
@@ -283,14 +283,28 @@ def test_sink_takes_names_that_are_not_listed() -> None:
     assert "perilune_work_seconds_count 1.0" in text
 
 
-def test_engine_gauges_are_asked_for_when_shown() -> None:
+def test_gauges_are_asked_for_when_shown() -> None:
     sink = PrometheusSink("m")
-    watch_engine(sink, lambda: EngineStats(3, 2, 700, 25, 100))
+    sink.before_render(lambda: sink.gauge("sequences_running", 3, {}))
     text = sink.render().decode()
+    assert "perilune_sequences_running 3.0" in text
     assert 'vllm:num_requests_running{model_name="m"} 3.0' in text
-    assert 'vllm:num_requests_waiting{model_name="m"} 2.0' in text
-    assert 'vllm:kv_cache_usage_perc{model_name="m"} 0.75' in text
-    assert "perilune_queued_prefill_tokens 700.0" in text
+
+
+def test_every_name_in_the_code_is_listed() -> None:
+    """What any layer reports is in the table, with the labels it is reported with."""
+    listed = {metric.name: set(metric.labels) for metric in TABLE}
+    for path in sorted(Path(api_app.__file__).parents[1].rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            kind, owner = node.func.attr, ast.unparse(node.func.value)
+            if kind not in {"count", "observe", "gauge", "span"} or not owner.endswith("telemetry"):
+                continue
+            assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno} computes a metric's name"
+            name = str(node.args[0].value).removesuffix("_total") + ("_seconds" if kind == "span" else "")
+            assert name in listed, f"{path}:{node.lineno}: {name} isn't in ops.metrics.TABLE"
+            assert {word.arg for word in node.keywords} <= listed[name] | {"value"}, f"{path}:{node.lineno}: {name}"
 
 
 def test_every_metric_is_documented() -> None:

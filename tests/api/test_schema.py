@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perilune.api.schema import MAX_CHOICES, UNSUPPORTED, ChatCall, WireChat, parse_chat
+from perilune.api.schema import MAX_CHOICES, UNSUPPORTED, ChatCall, WireChat, WireStreamOptions, parse_chat
 from perilune.config import ModelSettings, ServerSettings, Settings
 from perilune.core import ServiceClass
 from perilune.errors import InvalidRequest
@@ -254,3 +255,9 @@ def _survives(body: bytes) -> None:
     else:
         message = "accepted"
     assert message
+
+
+def test_every_field_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    names = [*WireChat.model_fields, *WireStreamOptions.model_fields, *UNSUPPORTED]
+    assert [name for name in names if f"`{name}`" not in text] == []
