@@ -43,10 +43,11 @@ int linear_items(const packed *weight) {
     return (int)((weight->tiles + per - 1) / per);
 }
 
-void linear_run(const context *ctx, const linear_job *job, atomic_int *next) {
+/* One phase: returns when all of the product is there. */
+void linear_run(const context *ctx, const linear_job *job, phase *at) {
     int total = 0, items[MAX_PARTS];
     for (int p = 0; p < job->parts; p++) total += items[p] = linear_items(&job->weights[p]);
-    for (int i; (i = atomic_fetch_add(next, 1)) < total;) {
+    PHASE_ITEMS(at, i, total) {
         int part = 0, column = 0, item = i;
         while (item >= items[part]) {
             item -= items[part];
@@ -58,6 +59,7 @@ void linear_run(const context *ctx, const linear_job *job, atomic_int *next) {
         ctx->ops->linear(weight, begin, end, job->prepared[weight->kind == KIND_BF16], job->rows,
                          job->bias ? job->bias + column : NULL, job->out + column, job->stride);
     }
+    phase_wait(at, total);
 }
 
 void linear_prepare(const context *ctx, const linear_job *job, const float *x, int row) {
@@ -78,17 +80,17 @@ EXPORT int pk_linear(const context *ctx, const packed *weights, int parts, const
     uint8_t *memory = aligned_alloc(64, (size_t)(2 * bytes));
     if (!memory) return STATUS_NO_MEMORY;
     linear_job job = {weights, {memory, memory + bytes}, bias, out, columns, parts, rows};
-    atomic_int next = 0;
+    phase prepare = {0}, product = {0};
 #pragma omp parallel num_threads(ctx->threads)
     {
         float copy[cols];
-        for (int row = omp_get_thread_num(); row < rows; row += omp_get_num_threads()) {
+        PHASE_ITEMS(&prepare, row, rows) {
             const float *in = (const float *)x + (int64_t)row * cols;
             if (x_bf16) ctx->ops->to_float((const uint16_t *)x + (int64_t)row * cols, cols, copy);
             linear_prepare(ctx, &job, x_bf16 ? copy : in, row);
         }
-#pragma omp barrier
-        linear_run(ctx, &job, &next);
+        phase_wait(&prepare, rows);
+        linear_run(ctx, &job, &product);
     }
     free(memory);
     return STATUS_OK;

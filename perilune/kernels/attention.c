@@ -287,11 +287,12 @@ static void run_part(const decode_job *job, int sequence, int head, int part, wo
         }
 }
 
-void decode_partials(const decode_job *job, atomic_int *next, int thread) {
+/* One phase: returns when all partials are there. */
+void decode_partials(const decode_job *job, phase *at, int thread) {
     workspace space = open_workspace(job->scratch + align64(attention_scratch_bytes(job->shape)) * thread, job->shape);
     int per_sequence = job->shape->num_kv_heads * job->parts, count = job->rows->num_sequences * per_sequence;
-    for (int i; (i = atomic_fetch_add(next, 1)) < count;)
-        run_part(job, i / per_sequence, i % per_sequence / job->parts, i % job->parts, &space);
+    PHASE_ITEMS(at, i, count) run_part(job, i / per_sequence, i % per_sequence / job->parts, i % job->parts, &space);
+    phase_wait(at, count);
 }
 
 void decode_merge(const decode_job *job, int sequence, int q_head, float *out) {
@@ -311,13 +312,12 @@ EXPORT int pk_decode_attention(const context *ctx, const pool *kv, int layer, co
     int status = floats && scratch ? STATUS_OK : STATUS_NO_MEMORY;
     if (status == STATUS_OK) {
         decode_job job = {ctx, kv, rows, shape, layer, window, parts, q, floats, scratch};
-        atomic_int next = 0;
+        phase partials = {0}, merge = {0};
 #pragma omp parallel num_threads(ctx->threads)
         {
             float merged[shape->head_dim];
-            decode_partials(&job, &next, omp_get_thread_num());
-#pragma omp barrier
-            for (int i = omp_get_thread_num(); i < total; i += omp_get_num_threads()) {
+            decode_partials(&job, &partials, omp_get_thread_num());
+            PHASE_ITEMS(&merge, i, total) {
                 decode_merge(&job, i / shape->num_q_heads, i % shape->num_q_heads, merged);
                 ctx->ops->to_bf16(merged, shape->head_dim, out + (int64_t)i * shape->head_dim);
             }

@@ -6,6 +6,7 @@
 #ifndef PERILUNE_KERNELS_H
 #define PERILUNE_KERNELS_H
 
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #if defined(__F16C__)
@@ -99,6 +100,32 @@ typedef struct context {
     int32_t threads;
 } context;
 
+/* Items that threads take from a counter. A phase is over when its items are done, not when all threads have come: a
+ * thread that the system holds up delays nobody, finds nothing left to do and catches up. */
+typedef struct phase {
+    _Alignas(64) atomic_int next;
+    atomic_int done;
+} phase;
+
+static inline int phase_take(phase *p, int total) { /* an item, or `total` */
+    int item = atomic_load_explicit(&p->next, memory_order_relaxed);
+    return item < total ? atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed) : total;
+}
+
+static inline void phase_done(phase *p) { atomic_fetch_add_explicit(&p->done, 1, memory_order_release); }
+
+static inline void phase_wait(phase *p, int total) {
+    for (int spins = 1; atomic_load_explicit(&p->done, memory_order_acquire) < total; spins++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+        if (spins % 16384 == 0) sched_yield(); /* more threads than cores */
+    }
+}
+
+#define PHASE_ITEMS(phase, item, total) /* the loop over this thread's items */                                 \
+    for (int item; (item = phase_take(phase, total)) < (total); phase_done(phase))
+
 extern const kernel_ops ops_portable;
 #if defined(__x86_64__)
 extern const kernel_ops ops_avx2, ops_avx512;
@@ -116,7 +143,7 @@ typedef struct linear_job {
 
 int64_t prepared_bytes(int cols, int rows);
 void linear_prepare(const context *ctx, const linear_job *job, const float *x, int row);
-void linear_run(const context *ctx, const linear_job *job, atomic_int *next);
+void linear_run(const context *ctx, const linear_job *job, phase *at);
 
 /* attention.c, used by step.c inside its parallel region */
 typedef struct decode_job {
@@ -134,7 +161,7 @@ typedef struct decode_job {
 int decode_parts(const context *ctx, const batch *rows, const heads *shape);
 int64_t decode_scratch_floats(const batch *rows, const heads *shape, int parts);
 int64_t attention_scratch_bytes(const heads *shape);
-void decode_partials(const decode_job *job, atomic_int *next, int thread);
+void decode_partials(const decode_job *job, phase *at, int thread);
 void decode_merge(const decode_job *job, int sequence, int q_head, float *out);
 int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions);
 
