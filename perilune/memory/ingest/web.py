@@ -27,8 +27,18 @@ _INLINE_TAGS = (
 )
 _INLINE = frozenset(_INLINE_TAGS.split())
 _HEADINGS = {f"h{level}": f"\n{'#' * level} " for level in range(1, 7)}
-_OPENS = _HEADINGS | {"li": "\n- ", "p": "\n\n", "table": "\n\n", "tr": "\n", "pre": "\n\n"}
-_CLOSES = {"p": "\n\n", "table": "\n\n", "pre": "\n\n", "td": " | ", "th": " | ", "tr": "\n", "li": "\n"}
+_OPENS = _HEADINGS | {
+    "li": "\n- ",
+    "p": "\n\n",
+    "table": "\n\n",
+    "tr": "\n",
+    "pre": "\n\n",
+    "td": "",
+    "th": "",
+    "br": "",
+    "hr": "",
+}
+_CLOSES = {"p": "\n\n", "table": "\n\n", "pre": "\n\n", "td": " | ", "th": " | ", "tr": "", "li": ""}
 
 
 def parse(job: Job) -> Parsed:
@@ -63,31 +73,39 @@ def _decode(path: Path) -> str:
 
 def _visible(body: LexborNode) -> Iterator[str]:
     """Text and line ends in document order. No recursion: pages may nest as deep as they like."""
-    node: LexborNode | None = body
-    preformatted = 0
-    while node is not None:
+    node, depth, preformatted = body, 0, 0
+    while True:
         tag = node.tag or ""
         child = None if tag in _HIDDEN else node.child
         if tag == "-text":
             text = node.text_content or ""
             yield text if preformatted else _SPACES.sub(" ", text)
-        elif tag in ("br", "hr"):
-            yield "\n"
-        elif tag not in _HIDDEN and tag not in _INLINE:
-            yield _OPENS.get(tag, "" if tag in ("td", "th") else "\n")
+        else:
+            yield _border(tag, _OPENS)
         if child is not None:
             preformatted += tag == "pre"
-            node = child
+            node, depth = child, depth + 1
             continue
-        while node is not None and node.next is None:
-            node = None if node.parent is None or node == body else node.parent
-            if node is None or node == body:
+        yield _border(tag, _CLOSES)
+        while depth > 0 and node.next is None:
+            parent = node.parent
+            if parent is None:
                 return
-            parent_tag = node.tag or ""
-            preformatted -= parent_tag == "pre"
-            if parent_tag not in _INLINE:
-                yield _CLOSES.get(parent_tag, "\n")
-        node = node.next if node is not None else None
+            node, depth = parent, depth - 1
+            tag = node.tag or ""
+            preformatted -= tag == "pre"
+            yield _border(tag, _CLOSES)
+        following = node.next
+        if depth == 0 or following is None:
+            return
+        node = following
+
+
+def _border(tag: str, borders: dict[str, str]) -> str:
+    """What an element's begin or end adds to the text: by default a block stands on lines of its own."""
+    if tag in _INLINE or tag in _HIDDEN or tag.startswith(("-", "!")):
+        return ""
+    return borders.get(tag, "\n")
 
 
 def tidy(text: str) -> str:

@@ -1,0 +1,59 @@
+"""A parser process with a parser that misbehaves: `bad_worker.py MODE`. Everything else is the real worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import types
+from collections.abc import Iterator
+
+from perilune.memory.chunk import Span
+from perilune.memory.ingest import worker
+from perilune.memory.ingest.pagination import Parsed
+from perilune.memory.ingest.protocol import Batch, Job, Opened, encode
+
+MODE = sys.argv[1]
+
+
+def misbehave() -> None:
+    if MODE == "hang":
+        time.sleep(600)
+    elif MODE == "spin":
+        while True:
+            pass
+    elif MODE == "abort":
+        os.abort()
+    elif MODE == "raise":
+        raise RuntimeError("a parser's own fault")
+    elif MODE == "eat":
+        hoard = []
+        while True:
+            hoard.append(bytearray(16 * 1024**2))
+    elif MODE == "junk":
+        os.write(1, b"\xff" * 4096)
+    elif MODE == "lie":
+        os.write(1, encode(Opened(1)) + encode(Batch(("short",), (Span(1, 0, 10**6),), b"", None)))
+    elif MODE == "write":
+        with open("/tmp/perilune-bad-worker", "wb") as file:
+            file.write(bytes(64 * 1024**2))
+
+
+def pages() -> Iterator[str]:
+    for number in range(8):
+        yield f"Page {number} is fine.\n"
+    misbehave()
+    yield "end\n"
+
+
+def parse(job: Job) -> Parsed:
+    return Parsed(9, iter(list(pages())) if MODE == "early" else pages())
+
+
+module = types.ModuleType("bad_parser")
+module.parse = parse  # type: ignore[attr-defined]
+sys.modules["bad_parser"] = module
+worker.PARSERS["text"] = "bad_parser"
+status = worker.main()
+sys.stdout.flush()
+os._exit(status)

@@ -1,0 +1,158 @@
+"""Parsers that hang, crash, eat memory, lie or are orphaned: each ends at once, in a sentence, harming nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perilune.config import DocumentSettings
+from perilune.core import FileStatus
+from perilune.memory.chunk import Span
+from perilune.memory.ingest import sandbox
+from perilune.memory.ingest.protocol import LENGTHS, Batch, Job, Opened, ProtocolError, decode, encode, lengths
+from perilune.memory.library import Library
+from perilune.memory.store import Store
+from tests.memory.conftest import add, ingest
+
+BAD = Path(__file__).with_name("bad_worker.py")
+
+
+def job(path: Path, **changes: int) -> Job:
+    limits = {"max_pages": 100, "max_text_bytes": 10**7, "memory_bytes": 512 * 1024**2, "cpu_s": 30} | changes
+    return Job(str(path), path.name, 1, 0, **limits)
+
+
+def library_with(mode: str, store: Store, home: Path, **settings: object) -> Library:
+    return Library(
+        store,
+        home,
+        DocumentSettings(**settings),  # type: ignore[arg-type]
+        worker=(sys.executable, str(BAD), mode),
+        stall_s=2.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "says", "settings"),
+    [
+        ("hang", "no progress", {}),
+        ("spin", "1 s of computing", {"parser_cpu_s": 1}),
+        ("abort", "crashed on this file (SIGABRT)", {}),
+        ("raise", "failed on this file", {}),
+        ("eat", "256 MB of memory", {"parser_memory": "256M"}),
+        ("junk", "failed on this file", {}),
+        ("lie", "failed on this file", {}),
+    ],
+)
+def test_misbehaving_parser_becomes_an_error_record(
+    mode: str, says: str, settings: dict[str, object], store: Store, tmp_path: Path
+) -> None:
+    library = library_with(mode, store, tmp_path, **settings)
+    start = time.monotonic()
+    record = ingest(library, b"text")
+    assert record.status is FileStatus.ERROR
+    assert record.error is not None
+    assert says in record.error
+    assert time.monotonic() - start < 20
+    assert library.get_file("local", record.file_id) == record
+    # What was parsed before stays searchable, and a good parser finishes the job later.
+    assert library.search("local", [record.file_id], "page fine", 5)
+    assert list(Library(store, tmp_path).parse("local", record.file_id))[-1].status is FileStatus.PREFILLING
+
+
+def test_files_a_parser_writes_are_bounded(store: Store, tmp_path: Path) -> None:
+    record = ingest(library_with("write", store, tmp_path), b"text")
+    assert record.status is FileStatus.ERROR
+    written = Path("/tmp/perilune-bad-worker")
+    assert written.stat().st_size <= 1024**2
+    written.unlink()
+
+
+def test_closing_the_iterator_kills_the_parser(store: Store, tmp_path: Path) -> None:
+    library = library_with("hang", store, tmp_path)
+    record = add(library, b"text")
+    progress = library.parse("local", record.file_id)
+    assert next(r for r in progress if r.pages_parsed)
+    start = time.monotonic()
+    progress.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - start < 1
+    assert library.get_file("local", record.file_id).status is FileStatus.PARSING
+
+
+def test_parser_ends_with_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("text")
+    code = (
+        "import sys, os, signal, subprocess\n"
+        "from pathlib import Path\n"
+        "from perilune.memory.ingest.protocol import Job\n"
+        f"child = subprocess.Popen([sys.executable, {str(BAD)!r}, 'hang'], stdin=-1, stdout=-1)\n"
+        f"child.stdin.write(Job({str(tmp_path / 'notes.txt')!r}, 'n', 1, 0, 9, 10**6, 2**29, 60).encode())\n"
+        "child.stdin.flush(); child.stdout.read(8); print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    process = Path("/proc") / done.stdout.strip()
+    deadline = time.monotonic() + 5
+    while process.exists() and "Z" not in (process / "stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "the parser outlived its parent"
+        time.sleep(0.02)
+
+
+def test_environment_is_bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hidden")
+    script = tmp_path / "show.py"
+    script.write_text("import os, sys; sys.stderr.write(' '.join(os.environ)); sys.exit(7)")
+    seen: list[str] = []
+    monkeypatch.setattr(sandbox.log, "warning", lambda *args: seen.append(str(args)))
+    with pytest.raises(Exception, match="failed"):
+        list(sandbox.run(job(tmp_path / "x"), worker=(sys.executable, str(script))))
+    assert "OMP_NUM_THREADS" in seen[0]
+    assert "SECRET_TOKEN" not in seen[0]
+
+
+def test_parser_starts_fast(tmp_path: Path) -> None:
+    """Against a bare interpreter in the same moment, so that a busy machine doesn't matter."""
+    path = tmp_path / "notes.txt"
+    path.write_text("hello world\n")
+    ratios = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import json, ctypes, subprocess, hashlib"], check=True)
+        bare = time.perf_counter() - start
+        start = time.perf_counter()
+        frames = list(sandbox.run(job(path)))
+        ratios.append((time.perf_counter() - start) / bare)
+        assert len(frames) == 3
+    assert min(ratios) < 4
+
+
+def test_parser_loads_no_database_and_no_arrays() -> None:
+    code = "import sys, perilune.memory.ingest.worker as w, importlib\n"
+    code += "[importlib.import_module(m) for m in w.PARSERS.values()]\n"
+    code += "assert not {'sqlalchemy', 'numpy', 'torch', 'pydantic'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_frames_survive_the_wire() -> None:
+    batch = Batch(("one 管道\n", ""), (Span(1, 0, 6),), b"\x00blob", "en")
+    for message in (batch, Opened(None), Opened(7)):
+        data = encode(message)
+        json_bytes, blob_bytes = lengths(data[: LENGTHS.size])
+        body = data[LENGTHS.size :]
+        assert len(body) == json_bytes + blob_bytes
+        assert decode(body[:json_bytes], body[json_bytes:]) == message
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"kind":"x"}', b'{"kind":"failed","message":1,"hint":""}', b"\xff"]
+)
+def test_bad_frames_are_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(data, b"")
+    with pytest.raises(ProtocolError):
+        lengths(b"\xff" * 8)

@@ -1,0 +1,108 @@
+"""The database: migrations fit the tables, versions are checked, transactions hold, processes don't collide."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from perilune.errors import ConfigError
+from perilune.memory.schema import HEAD, METADATA, TENANTS
+from perilune.memory.store import DATABASE_FILE, Store, alembic_settings
+
+
+def test_head_is_the_last_migration() -> None:
+    assert ScriptDirectory.from_config(alembic_settings()).get_current_head() == HEAD
+
+
+def test_migrations_make_the_tables(store: Store) -> None:
+    with store.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+    assert store.version() == HEAD
+
+
+def test_sqlite_is_tuned(store: Store) -> None:
+    with store.read() as connection:
+        values = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "foreign_keys", "synchronous", "busy_timeout")
+        }
+    assert values == {"journal_mode": "wal", "foreign_keys": 1, "synchronous": 2, "busy_timeout": 10_000}
+
+
+def test_alembic_is_not_imported_for_a_current_database(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    code = (
+        "import sys; from pathlib import Path; from perilune.memory.store import Store\n"
+        f"Store(Path({str(tmp_path)!r})).close()\nassert 'alembic' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_newer_database_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.write() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+    store.close()
+    with pytest.raises(ConfigError, match="newer Perilune"):
+        Store(tmp_path)
+
+
+def test_bad_url_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="database URL"):
+        Store(tmp_path, "no-such-database://x")
+
+
+def test_processes_that_start_together_share_one_database(tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path; from perilune.memory.store import Store; Store(Path({str(tmp_path)!r})).close()"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(4)]
+    for process in started:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors.decode()
+    assert (tmp_path / DATABASE_FILE).exists()
+
+
+def test_exception_undoes_everything(store: Store) -> None:
+    def fail() -> None:
+        with store.write() as connection:
+            connection.execute(TENANTS.insert().values(id="a", secret=b"x" * 32, created_at=0.0))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    with store.read() as connection:
+        assert connection.execute(sa.select(TENANTS)).first() is None
+
+
+def test_writers_that_read_first_wait_for_each_other(store: Store) -> None:
+    with store.write() as connection:
+        connection.execute(TENANTS.insert().values(id="a", secret=b"x" * 32, created_at=0.0))
+    errors: list[Exception] = []
+
+    def count_up() -> None:
+        try:
+            for _ in range(20):
+                with store.write() as connection:
+                    value = connection.execute(sa.select(TENANTS.c.created_at)).scalar_one()
+                    connection.execute(TENANTS.update().values(created_at=value + 1))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=count_up) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    with store.read() as connection:
+        assert connection.execute(sa.select(TENANTS.c.created_at)).scalar_one() == 80
