@@ -1,7 +1,7 @@
 """Token ids of real English text for the benches: every reading gets text that no engine has seen in this run.
 
-The text is Python's own language reference as shipped in the standard library (`pydoc_data.topics`, about 0.7 MB), so
-that a clean clone needs no data.
+The text is Python's own language reference as shipped in the standard library (`pydoc_data.topics`, about
+0.5 MB), so that a clean clone needs no data.
 """
 
 from __future__ import annotations

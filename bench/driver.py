@@ -77,12 +77,13 @@ class Worker:
             self._process.stdin.write(json.dumps({"op": operation, **fields}) + "\n")
             self._process.stdin.flush()
             ready, _, _ = select.select([self._process.stdout], [], [], timeout_s)
-            line = self._process.stdout.readline() if ready else ""
         except BrokenPipeError:
-            line, ready = "", [None]
+            raise WorkerError(f"{self.engine} ended; see {_log(self.engine)}") from None
+        if not ready:
+            raise WorkerError(f"{self.engine} did not answer {operation} within {timeout_s:.0f} s")
+        line = self._process.stdout.readline()
         if not line:
-            why = "ended" if ready else f"did not answer within {timeout_s:.0f} s"
-            raise WorkerError(f"{self.engine} {why} at {operation}; see {_log(self.engine)}")
+            raise WorkerError(f"{self.engine} ended at {operation}; see {_log(self.engine)}")
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise WorkerError(f"{self.engine} failed at {operation}: {reply['error']}; see {_log(self.engine)}")
@@ -181,9 +182,7 @@ def interleave(
             tokens, seconds = turn(worker, number)
             foreign = CpuClock.now([worker.pid]).foreign_share(before)
             readings.append(Reading(number, engine, what, tokens, seconds, round(foreign, 3)))
-            say(
-                f"{what} round {number + 1}: {engine} {readings[-1].rate:.1f} tokens/s (others {foreign:.0%})"
-            )
+            say(f"{what} round {number + 1}: {engine} {readings[-1].rate:.1f} tokens/s (others {foreign:.0%})")
     return readings
 
 

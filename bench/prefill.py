@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     finish(result, BARS, options)
 
 
-def _measure(
-    workers: dict[str, Worker], options: Options, machine: Machine, started_s: float
-) -> list[Reading]:
+def _measure(workers: dict[str, Worker], options: Options, machine: Machine, started_s: float) -> list[Reading]:
     text = tape()
     for worker in workers.values():
         worker.call("prefill", 400, token_ids=text.take(SIZES["512"]))  # threads, code paths, allocator

@@ -1,7 +1,7 @@
 """The real server as a child process, and a small HTTP client that times what it sends.
 
-Knows how to start `perilune serve` on a folder of its own, kill it hard and start it again, upload a file, and read a
-streamed answer. Uses the wire only: nothing of perilune is imported.
+Knows how to start `perilune serve` on a folder of its own, kill it hard and start it again, upload a file, and
+read a streamed answer. Uses the wire only: nothing of perilune is imported.
 """
 
 from __future__ import annotations
@@ -41,12 +41,15 @@ class Answer:
 
 
 class PeriluneServer:
-    """`perilune serve` on `home`, with settings given as environment variables."""
+    """`perilune serve` on `home`, with settings given as environment variables (`kv_cache__ram="100M"`)."""
+
+    COMMAND = (sys.executable, "-m", "perilune.cli.main")
 
     def __init__(self, home: Path, **settings: object) -> None:
         self._home = home
         self._settings = {f"PERILUNE_{key.upper()}": str(value) for key, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
+        self._model_id = ""
         self.port = 0
 
     @property
@@ -70,7 +73,7 @@ class PeriluneServer:
         begun_s = time.perf_counter()
         with (self._home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "perilune.cli.main", "serve"],
+                [*self.COMMAND, "serve"],
                 cwd=ROOT,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
@@ -112,6 +115,16 @@ class PeriluneServer:
         except subprocess.TimeoutExpired:
             self.kill()
 
+    def kv_bytes(self) -> int:
+        """Bytes in the KV folder now."""
+        sizes = []
+        for path in (self._home / "kv").rglob("*"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:  # a temporary file, renamed meanwhile
+                continue
+        return sum(sizes)
+
     # ------------------------------------------------------------------------------------------ the wire
 
     def request(
@@ -130,8 +143,10 @@ class PeriluneServer:
         finally:
             connection.close()
 
-    def json(self, method: str, path: str, body: bytes | None = None, **extra: str) -> dict[str, Any]:
-        status, data = self.request(method, path, body, **extra)
+    def json(
+        self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"
+    ) -> dict[str, Any]:
+        status, data = self.request(method, path, body, content_type)
         if status != 200:
             raise ServerError(f"{method} {path} answered {status}: {data[:500]!r}")
         reply: dict[str, Any] = json.loads(data)
@@ -150,17 +165,17 @@ class PeriluneServer:
         file_id: str = self.json("POST", "/v1/files", body, content_type=kind)["id"]
         return file_id
 
-    def wait_processed(self, file_id: str) -> float:
-        """Wait until a document is parsed, indexed and prefilled; returns the seconds waited."""
-        begun_s = time.perf_counter()
-        while time.perf_counter() - begun_s < INGEST_TIMEOUT_S:
-            status = self.json("GET", f"/v1/files/{file_id}")["status"]
-            if status == "processed":
-                return time.perf_counter() - begun_s
-            if status == "error":
-                raise ServerError(f"the document could not be read: {self.json('GET', f'/v1/files/{file_id}')}")
-            time.sleep(0.05)
-        raise ServerError(f"the document was not processed within {INGEST_TIMEOUT_S:.0f} s")
+    def wait_until(self, file_id: str, states: set[str]) -> None:
+        """Wait until a document's status is one of `states`. Raises `ServerError` when its ingest fails."""
+        end_s = time.perf_counter() + INGEST_TIMEOUT_S
+        while time.perf_counter() < end_s:
+            record = self.json("GET", f"/v1/files/{file_id}")
+            if record["perilune"]["status"] in states:
+                return
+            if record["status"] == "error":
+                raise ServerError(f"the document could not be read: {record}")
+            time.sleep(0.02)
+        raise ServerError(f"the document was not {' or '.join(states)} within {INGEST_TIMEOUT_S:.0f} s")
 
     def ask(self, question: str, file_id: str | None = None, **body: object) -> Answer:
         """Ask and read the whole stream."""
@@ -172,7 +187,8 @@ class PeriluneServer:
                 now_s = time.perf_counter() - begun_s
                 if "error" in event:
                     raise ServerError(f"the answer failed: {event['error']}")
-                answer.report = event.get("perilune") or answer.report
+                if "tokens" in event.get("perilune", {}):
+                    answer.report = event["perilune"]
                 for choice in event.get("choices", []):
                     piece = choice.get("delta", {}).get("content") or ""
                     if piece and answer.ttft_s is None:
@@ -183,13 +199,18 @@ class PeriluneServer:
         answer.total_s = time.perf_counter() - begun_s
         return answer
 
+    def model_id(self) -> str:
+        if not self._model_id:
+            self._model_id = self.json("GET", "/v1/models")["data"][0]["id"]
+        return self._model_id
+
     def open_stream(self, question: str, file_id: str | None = None, **body: object) -> Stream:
         content: list[dict[str, object]] = []
         if file_id is not None:
             content.append({"type": "file", "file": {"file_id": file_id}})
         content.append({"type": "text", "text": question})
         payload = {
-            "model": "default",
+            "model": self.model_id(),
             "messages": [{"role": "user", "content": content}],
             "stream": True,
             "temperature": 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from bench.worker import BenchEngine, LoadSpec
 
 _BATCH_TOKENS = 2048
+_MICRO_BATCH_TOKENS = 512
 
 
 class LlamaCpp:
@@ -23,10 +23,10 @@ class LlamaCpp:
             model_path=spec.model,
             n_ctx=spec.max_context_tokens,
             n_batch=_BATCH_TOKENS,
-            n_ubatch=int(os.environ.get("PERILUNE_BENCH_UBATCH", "512")),
+            n_ubatch=_MICRO_BATCH_TOKENS,
             n_threads=spec.threads,
             n_threads_batch=spec.threads,
-            flash_attn=os.environ.get("PERILUNE_BENCH_FLASH", "1") == "1",
+            flash_attn=True,
             verbose=False,
         )
         self._context = self._llm.ctx

@@ -34,7 +34,8 @@ class Transformers:
         if token_ids != self._held:
             self._held_first = self.prefill(token_ids)
             self._held = list(token_ids)
-        self._cache.crop(len(token_ids))
+        if generated := self._cache.get_seq_length() - len(token_ids):
+            self._cache.crop(-generated)
         tokens, seconds = [self._held_first], []
         while len(tokens) < new_tokens:
             start = time.perf_counter()

@@ -10,8 +10,10 @@ import os
 import time
 from typing import Any
 
+from bench import peers
 from bench.worker import BenchEngine, LoadSpec
 
+os.environ.setdefault("VLLM_CACHE_ROOT", str(peers.home() / "vllm-cache"))
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
@@ -27,10 +29,9 @@ class Vllm:
             model=spec.model,
             dtype="bfloat16",
             max_model_len=spec.max_context_tokens,
-            max_num_seqs=4,
-            max_num_batched_tokens=int(os.environ.get("PERILUNE_BENCH_VLLM_BATCH", str(spec.max_context_tokens))),
+            max_num_batched_tokens=spec.max_context_tokens,
             enable_prefix_caching=True,
-            enforce_eager=os.environ.get("PERILUNE_BENCH_VLLM_EAGER", "0") == "1",
+            enforce_eager=os.environ.get("PERILUNE_BENCH_VLLM_EAGER") == "1",
             disable_log_stats=True,
         )
         self._requests = 0
