@@ -156,9 +156,7 @@ def _wire(
     model = served_model(settings, files, loaded)
     service = _service(settings, telemetry, kv, loaded, keys, library, predictor, engine, model)
     metrics.before_render(lambda: _gauges(engine, telemetry))
-    return Application(
-        settings, telemetry, metrics, service, library, keys, engine, model, contextlib.ExitStack()
-    )
+    return Application(settings, telemetry, metrics, service, library, keys, engine, model, contextlib.ExitStack())
 
 
 def _service(

@@ -22,15 +22,17 @@ import secrets
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perilune.core import Message
 from perilune.errors import InvalidRequest
 from perilune.service.ports import ChatTemplate, Tokenizer
 
-DOCUMENT_SLICE_CHARS = 65_536
-"""Documents are tokenised in slices of this size at fixed offsets, so that no call holds a whole library's text."""
+SLICE_CHARS = 16_384
+"""Documents are tokenised in slices of about this size: one call holds the interpreter for about 10 ms."""
+
+_SLICE_SEARCH_CHARS = 256
 
 DOCUMENT_INSTRUCTIONS = "Answer the question from the document above. If the answer is not in it, say so."
 PASSAGE_INSTRUCTIONS = "Answer the question from the passages above. If the answer is not in them, say so."
@@ -106,8 +108,8 @@ class Composer:
                 self._documents.move_to_end(key)
                 return known
         ids = array("i")
-        for start in range(0, len(text), DOCUMENT_SLICE_CHARS):
-            ids.extend(self._tokenizer.encode(text[start : start + DOCUMENT_SLICE_CHARS]))
+        for piece in slices(text):
+            ids.extend(self._tokenizer.encode(piece))
         with self._lock:
             self._documents[key] = ids
             while sum(map(len, self._documents.values())) > _CACHED_DOCUMENT_TOKENS and len(self._documents) > 1:
@@ -246,6 +248,20 @@ class Composer:
                 param="model",
             )
         return self._template
+
+
+def slices(text: str) -> Iterator[str]:
+    """A text in pieces that depend on the text alone, cut before white space where there is some."""
+    start = 0
+    while len(text) - start > SLICE_CHARS:
+        limit = start + SLICE_CHARS
+        low = limit - _SLICE_SEARCH_CHARS
+        space = max(text.rfind("\n", low, limit), text.rfind(" ", low, limit))
+        end = space if space > low else limit
+        yield text[start:end]
+        start = end
+    if start < len(text):
+        yield text[start:]
 
 
 def _folded(

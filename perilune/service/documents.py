@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -25,7 +26,7 @@ from perilune.core import (
 )
 from perilune.errors import Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
-from perilune.service.compose import DOCUMENT_SLICE_CHARS, Composer
+from perilune.service.compose import Composer, slices
 from perilune.service.ports import Library
 from perilune.telemetry import Telemetry
 
@@ -37,8 +38,12 @@ QUESTION_RESERVE_TOKENS = 512
 PARALLEL_PARSERS = 2
 """Documents parsed at once; prefill takes them one by one, because the engine is one."""
 
+MAX_CHARS_PER_TOKEN = 8
+"""Text longer than this times the window is taken not to fit before it is counted."""
+
 OWNER_SEPARATOR = "+"
 _RETRY_S = 0.5
+_YIELD_S = 0.001
 _FINAL = frozenset({FileStatus.PROCESSED, FileStatus.ERROR})
 
 
@@ -234,12 +239,14 @@ class DocumentService:
         """Count the document and give the prompt prefix to prefill, or None when no prompt could hold it."""
         text = self._library.text(record.tenant, record.file_id)
         limit = self._window - QUESTION_RESERVE_TOKENS
-        tokens = 0
-        for start in range(0, len(text), DOCUMENT_SLICE_CHARS):
-            tokens += self._composer.count(text[start : start + DOCUMENT_SLICE_CHARS])
+        if len(text) > limit * MAX_CHARS_PER_TOKEN:
+            tokens = sum(self._counted_gently(text))
+        else:
+            tokens = len(self._composer.encode_document(record.file_id, text))
         job = self._jobs[record.file_id]
         job.record = replace(job.record, tokens=tokens)
         if tokens > limit:
+            self._composer.forget_document(record.file_id)
             return None
         try:
             piece = self._composer.document_piece(
@@ -250,6 +257,12 @@ class DocumentService:
             _log.info("%s is not prefilled: %s", record.file_id, error)
             return None
         return prefix if 0 < len(prefix) <= limit else None
+
+    def _counted_gently(self, text: str) -> Iterator[int]:
+        """Tokens of each slice, leaving the interpreter to others in between."""
+        for piece in slices(text):
+            yield self._composer.count(piece)
+            time.sleep(_YIELD_S)
 
     async def _set(self, job: _Job, status: FileStatus, error: str | None = None) -> None:
         job.record = replace(job.record, status=status, error=error)

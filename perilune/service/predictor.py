@@ -20,9 +20,9 @@ from perilune.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
-_DECAY = 0.98  # weight that older chunks keep when a new one arrives: about the last 50 chunks count
+_DECAY = 0.94  # weight that older chunks keep when a new one arrives: about the last 16 chunks count
 _SMOOTH = 0.2  # weight of a new reading in the moving averages
-_PRIOR_TOKENS = 16.0  # weight of the starting rates, in tokens; keeps the fit defined at a single context length
+_PRIOR_TOKENS = 4.0  # weight of the starting rates, in tokens; keeps the fit defined at a single context length
 _MIN_CHUNK_TOKENS = 96  # shorter chunks measure the fixed cost of a step, not the rate
 _CONTEXT_UNIT = 1000.0  # contexts are fitted in thousands, for the numbers' sake
 

@@ -17,8 +17,8 @@ from perilune.service.answer import Answer, Parts
 from perilune.service.documents import DocumentService
 from perilune.service.ports import Caller, ModelCard
 
-CALIBRATION_TOKENS = 512
-WARM_UP_TOKENS = 64
+CALIBRATION_TOKENS = 384
+WARM_UP_TOKENS = 33
 
 
 class Service:

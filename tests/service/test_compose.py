@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perilune.core import FilePart, Message, TextPart
 from perilune.errors import InvalidRequest
-from perilune.service.compose import DOCUMENT_INSTRUCTIONS, Composer, Prompt
+from perilune.service.compose import DOCUMENT_INSTRUCTIONS, SLICE_CHARS, Composer, Prompt, slices
 from tests.service.fakes import BOS, FIRST_MARKER, CharTokenizer, Template
 
 
@@ -139,6 +139,20 @@ def test_a_message_that_only_attaches_leaves_no_empty_turn(composer: Composer) -
 def test_a_short_follow_up_is_searched_with_the_question_before(composer: Composer) -> None:
     asked = [message("user", "What is the late fee?"), message("assistant", "2 %."), message("user", "Since when?")]
     assert composer.conversation(asked).query == "What is the late fee?\nSince when?"
+
+
+@given(st.text("ab \n", max_size=200), st.integers(0, 400))
+def test_slices_are_the_text_and_end_at_white_space(filler: str, repeat: int) -> None:
+    text = (filler + "word ") * repeat
+    pieces = list(slices(text))
+    assert "".join(pieces) == text
+    for piece in pieces[1:]:
+        assert piece[0].isspace()
+    assert all(0 < len(piece) <= SLICE_CHARS for piece in pieces)
+
+
+def test_slices_of_text_without_white_space_are_cut_anyway() -> None:
+    assert [len(piece) for piece in slices("x" * (SLICE_CHARS + 5))] == [SLICE_CHARS, 5]
 
 
 def test_document_pieces_are_arrays(composer: Composer) -> None:

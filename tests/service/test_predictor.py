@@ -32,7 +32,7 @@ def test_learns_rates_from_chunks(per_token_s: float, per_context_s: float) -> N
         for start in range(0, 7680, 512):
             predictor.observe_prefill(512, start, truth.prefill_s(512, start))
     for tokens, start in ((2000, 0), (7680, 0), (500, 7000)):
-        assert predictor.rates.prefill_s(tokens, start) == pytest.approx(truth.prefill_s(tokens, start), rel=0.05)
+        assert predictor.rates.prefill_s(tokens, start) == pytest.approx(truth.prefill_s(tokens, start), rel=0.08)
 
 
 def test_follows_a_machine_that_became_slower() -> None:
