@@ -132,8 +132,12 @@ class LocalClient:
         from perilune.build import build
 
         app = build(settings)
-        await app.start()
-        return cls(app, (await app.service.models())[0].model_id)
+        try:
+            await app.start()
+        except BaseException:
+            await app.close()
+            raise
+        return cls(app, app.model.model_id)
 
     @property
     def model(self) -> str:

@@ -6,14 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from perilune.build import KV_FOLDER
 from perilune.cli.client import find_server
 from perilune.cli.console import human_bytes, print_json, say, table
 from perilune.config import Settings
 from perilune.errors import Conflict, InvalidRequest, NotFound
 from perilune.runtime.kv.disk import DiskKVStore
 from perilune.runtime.kv.store import KVEntry
-
-FOLDER = "kv"
 
 
 def show(settings: Settings, as_json: bool) -> None:
@@ -73,7 +72,7 @@ def _store(settings: Settings) -> Iterator[DiskKVStore]:
             f"The KV folder belongs to the running server (process {server.pid}).",
             hint=f"Stop it with `kill {server.pid}`, or delete files through it: their KV goes with them.",
         )
-    store = DiskKVStore(settings.home / FOLDER, settings.kv_cache.disk_quota)
+    store = DiskKVStore(settings.home / KV_FOLDER, settings.kv_cache.disk_quota)
     try:
         yield store
     finally:
