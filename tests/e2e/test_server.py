@@ -1,0 +1,317 @@
+"""`perilune serve` as a process, with the real default model, asked by the unmodified OpenAI client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+MODEL = "smollm2-135m-instruct"
+ASK: dict[str, Any] = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Name the planets of the solar system."}],
+    "max_tokens": 16,
+    "temperature": 0,
+}
+LEASE = (
+    "Lease between Ada Moor and the city of Brill. The rent is 940 crowns a month. "
+    "Rent is due on the third day of each month. Whoever pays late owes a fee of twelve crowns. "
+    "The notice period is ninety days. Dogs are allowed; geese are not. "
+) * 6
+SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "perilune-object.schema.json").read_text("utf-8"))
+START_S = 120
+
+
+@dataclass
+class Server:
+    client: openai.OpenAI
+    url: str
+    process: subprocess.Popen[bytes]
+    environment: dict[str, str]
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.url}/metrics") as reply:
+            text = reply.read().decode()
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found is not None, name
+        return float(found[1])
+
+    def until_idle(self, within_s: float = 10.0) -> None:
+        """Wait until the engine holds no sequence: nothing a client left behind runs on."""
+        end = time.monotonic() + within_s
+        while self.metric("perilune_sequences_running") + self.metric("perilune_sequences_waiting"):
+            assert time.monotonic() < end, "a sequence runs on"
+            time.sleep(0.02)
+
+    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "perilune.cli.main", *words]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Server]:
+    home = tmp_path_factory.mktemp("home")
+    (home / "models").mkdir()
+    (home / "models" / MODEL).symlink_to(smollm2_path.parent)
+    environment = {
+        **os.environ,
+        "PERILUNE_HOME": str(home),
+        "PERILUNE_KV_CACHE__RAM": "192M",
+        # Machines that run tests are slow and busy: plans must not depend on it.
+        "PERILUNE_DEADLINES__INTERACTIVE_S": "300",
+    }
+    log = (home / "serve.log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perilune.cli.main", "serve", "--port", "0"], env=environment, stdout=log, stderr=log
+    )
+    try:
+        url = _address(home, process)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=120) as client:
+            yield Server(client, url, process, environment)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, (home / "serve.log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+        log.close()
+
+
+def _address(home: Path, process: subprocess.Popen[bytes]) -> str:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        assert process.poll() is None, (home / "serve.log").read_text()
+        with contextlib.suppress(FileNotFoundError):
+            return str(json.loads((home / "server.json").read_text())["url"])
+        time.sleep(0.05)
+    raise AssertionError("the server did not start")
+
+
+def said(answer: Any, choice: int = 0) -> str:
+    return answer.choices[choice].message.content or ""
+
+
+def streamed(server: Server, **more: Any) -> list[Any]:
+    return list(server.client.chat.completions.create(**{**ASK, **more}, stream=True))
+
+
+def test_plain_and_streamed_answers_are_equal(server: Server) -> None:
+    whole = server.client.chat.completions.create(**ASK)
+    assert len(said(whole)) > 20
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens <= 16
+    jsonschema.validate(whole.model_extra["perilune"], SCHEMA)  # type: ignore[index]
+    chunks = streamed(server)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == said(whole)
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+    jsonschema.validate(chunks[-1].model_extra["perilune"], SCHEMA)
+
+
+def test_usage_and_progress_in_the_stream(server: Server) -> None:
+    chunks = streamed(server, stream_options={"include_usage": True, "include_progress": True})
+    assert chunks[-1].usage.completion_tokens > 0
+    stages = [chunk.model_extra["perilune"]["stage"] for chunk in chunks[:-1] if not chunk.choices]
+    assert stages.index("planned") < stages.index("prefilling") < stages.index("answering")
+
+
+def test_second_time_the_prompt_is_cached(server: Server) -> None:
+    messages = [{"role": "system", "content": LEASE}, {"role": "user", "content": "How much is the rent?"}]
+    first, second = (
+        server.client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8, temperature=0)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
+    assert said(first) == said(second)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) > 200
+
+
+def test_stop(server: Server) -> None:
+    text = said(server.client.chat.completions.create(**ASK))
+    stop = text.split()[3]
+    answer = server.client.chat.completions.create(**ASK, stop=[stop])
+    assert said(answer) == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    assert "".join(c.choices[0].delta.content or "" for c in streamed(server, stop=stop)) == said(answer)
+
+
+def test_seed(server: Server) -> None:
+    def roll(seed: int) -> str:
+        return said(server.client.chat.completions.create(**{**ASK, "temperature": 1.0}, seed=seed))
+
+    assert roll(7) == roll(7)
+    assert len({roll(seed) for seed in range(3)}) > 1
+
+
+def test_choices(server: Server) -> None:
+    answer = server.client.chat.completions.create(**{**ASK, "temperature": 1.2}, n=3, seed=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({said(answer, i) for i in range(3)}) > 1
+    assert all(choice.finish_reason in ("stop", "length") for choice in answer.choices)
+
+
+def test_logprobs(server: Server) -> None:
+    answer = server.client.chat.completions.create(**ASK, logprobs=True, top_logprobs=3)
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert "".join(token.token for token in found.content).startswith(said(answer)[:20])
+    for token in found.content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob <= 0
+        assert token.logprob == pytest.approx(token.top_logprobs[0].logprob)  # greedy takes the likeliest
+
+
+def test_logit_bias(server: Server) -> None:
+    """A token pushed up with all force is all that is said."""
+    answer = server.client.chat.completions.create(
+        **{**ASK, "max_tokens": 4}, logit_bias={"260": 100}, logprobs=True
+    )
+    found = answer.choices[0].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert len({token.token for token in found.content}) == 1
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_cancel(server: Server, phase: str) -> None:
+    prompt = "Count. " * (600 if phase == "prefill" else 1)
+    ask = {"model": MODEL, "messages": [{"role": "user", "content": prompt + phase}], "max_tokens": 1000}
+    stream = server.client.chat.completions.create(
+        **ask,  # type: ignore[call-overload]
+        stream=True,
+        stream_options={"include_progress": True},
+        extra_body={"ignore_eos": True},
+    )
+    for chunk in stream:
+        running = chunk.model_extra.get("perilune", {}).get("stage") == "prefilling"
+        if running if phase == "prefill" else chunk.choices and chunk.choices[0].delta.content:
+            break
+    stream.close()
+    server.until_idle()
+    assert said(server.client.chat.completions.create(**ASK))
+
+
+def test_long_prefill_shows_life(server: Server) -> None:
+    """Bytes come early and never stop while 3,000 tokens are prefilled (promised: 200 ms and 1 s, on a machine that
+    isn't shared by a test run)."""
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "The moon is far. " * 600}],
+        "max_tokens": 2,
+        "stream": True,
+        "stream_options": {"include_progress": True},
+    }
+    request = urllib.request.Request(
+        f"{server.url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    start = time.monotonic()
+    times, text = [start], b""
+    with urllib.request.urlopen(request) as reply:
+        while chunk := reply.read1(65536):
+            times.append(time.monotonic())
+            text += chunk
+    assert text.endswith(b"data: [DONE]\n\n")
+    assert text.count(b'"processed":') >= 2
+    assert times[1] - start < 1.0
+    assert max(after - before for before, after in pairwise(times)) < 3.0
+
+
+def test_errors(server: Server) -> None:
+    create = server.client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(**{**ASK, "model": "gpt-9"})
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        create(**{**ASK, "max_tokens": "many"})
+    assert wrong.value.param == "max_tokens"
+    with pytest.raises(openai.BadRequestError) as negative:
+        create(**{**ASK, "max_tokens": -1})
+    assert negative.value.param == "max_tokens"
+    long = {"model": MODEL, "messages": [{"role": "user", "content": "word " * 20_000}]}
+    for stream in (False, True):
+        with pytest.raises(openai.APIError) as over:
+            list(create(**long, stream=stream, extra_body={"context_policy": "full"}))  # type: ignore[call-overload]
+        assert over.value.code == "context_length_exceeded"
+    parts = [{"type": "text", "text": "What is it?"}, {"type": "file", "file": {"file_id": "file-none"}}]
+    with pytest.raises(openai.NotFoundError):
+        create(model=MODEL, messages=[{"role": "user", "content": parts}])  # type: ignore[typeddict-item]
+    assert said(create(**ASK))
+    server.until_idle()
+
+
+def test_a_document_from_upload_to_delete(server: Server) -> None:
+    files = server.client.files
+    record = files.create(file=("lease.txt", LEASE.encode()), purpose="user_data")
+    assert files.wait_for_processing(record.id, poll_interval=0.1, max_wait_seconds=100).status == "processed"
+    assert record.id in [item.id for item in files.list()]
+    assert files.content(record.id).content == LEASE.encode()
+    ask: Any = {
+        "model": MODEL,
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "file", "file": {"file_id": record.id}},
+                    {"type": "text", "text": "How much is the rent?"},
+                ],
+            }
+        ],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
+    answer = server.client.chat.completions.create(**ask)
+    assert "940" in said(answer)
+    report = answer.model_extra["perilune"]
+    jsonschema.validate(report, SCHEMA)
+    assert report["plan"] == "warm"
+    assert sum(report["tokens"]["cached"].values()) > 300
+    assert report["citations"][0]["filename"] == "lease.txt"
+    assert files.delete(record.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        files.retrieve(record.id)
+    with pytest.raises(openai.NotFoundError):
+        server.client.chat.completions.create(**ask)
+    server.until_idle()
+
+
+def test_documents_that_cannot_be_read(server: Server) -> None:
+    files = server.client.files
+    with pytest.raises(openai.UnprocessableEntityError):
+        files.create(file=("empty.pdf", b""), purpose="user_data")
+    broken = files.create(file=("broken.pdf", b"%PDF-1.7\nnothing more"), purpose="user_data")
+    done = files.wait_for_processing(broken.id, poll_interval=0.1, max_wait_seconds=60)
+    assert done.status == "error"
+    assert done.status_details
+    files.delete(broken.id)
+
+
+def test_keys(server: Server) -> None:
+    """Any key is good until the first exists; then only that one, also for a server that is running."""
+    made = server.cli("keys", "create", "--json")
+    assert made.returncode == 0, made.stderr
+    key = json.loads(made.stdout)
+    try:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            server.client.models.list()
+        assert refused.value.code == "invalid_api_key"
+        holder = server.client.with_options(api_key=key["key"])
+        assert [model.id for model in holder.models.list()] == [MODEL]
+        assert said(holder.chat.completions.create(**ASK))
+    finally:
+        gone = server.cli("keys", "revoke", key["id"])
+    assert gone.returncode == 0, gone.stderr
