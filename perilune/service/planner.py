@@ -64,9 +64,10 @@ def choose(facts: Facts) -> Plan:
         raise too_long(facts.required, facts)
     if facts.fits and (facts.policy is ContextPolicy.AUTO or not facts.searched):
         # (Pinned 'refined' without documents has nothing to retrieve from: all of it is the best selection.)
-        whole = _whole(facts)
-        if meets(facts, whole):
-            return whole
+        whole, refined = _whole(facts), _refined(facts)
+        if meets(facts, whole) or whole.predicted_ttft_s <= refined.predicted_ttft_s:
+            return _late_if_late(facts, whole)
+        return _late_if_late(facts, refined)
     return _late_if_late(facts, _refined(facts))
 
 

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 _DECAY = 0.94  # weight that older chunks keep when a new one arrives: about the last 16 chunks count
 _SMOOTH = 0.2  # weight of a new reading in the moving averages
 _PRIOR_TOKENS = 4.0  # weight of the starting rates, in tokens; keeps the fit defined at a single context length
-_MIN_CHUNK_TOKENS = 96  # shorter chunks measure the fixed cost of a step, not the rate
+_MIN_CHUNK_TOKENS = 32  # shorter chunks measure the fixed cost of a step, not the rate
+_MIN_SAMPLE_TOKENS = 96  # chunks are added up to this much before they count as one reading
 _CONTEXT_UNIT = 1000.0  # contexts are fitted in thousands, for the numbers' sake
 
 
@@ -64,6 +65,20 @@ class _Fit:
         return base, slope / _CONTEXT_UNIT
 
 
+@dataclass(slots=True)
+class _Sample:
+    """Chunks added up; `weighted` is the sum of tokens times mean context."""
+
+    tokens: int = 0
+    weighted: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, start: int, seconds: float) -> None:
+        self.tokens += tokens
+        self.weighted += tokens * (start + tokens / 2)
+        self.seconds += seconds
+
+
 class Predictor:
     """The rates of one engine. `path` None keeps them in memory only; `token_bytes` is the KV of one token."""
 
@@ -79,6 +94,7 @@ class Predictor:
         self._rates = stored or start or Rates()
         self._prior = self._rates
         self._fit = _Fit()
+        self._sample = _Sample()
 
     @property
     def rates(self) -> Rates:
@@ -106,8 +122,13 @@ class Predictor:
         if tokens < _MIN_CHUNK_TOKENS or seconds <= 0:
             return
         with self._lock:
+            sample = self._sample
+            sample.add(tokens, start, seconds)
+            if sample.tokens < _MIN_SAMPLE_TOKENS:
+                return
+            self._sample = _Sample()
             self._fit.decay()
-            self._fit.add(float(tokens), start + tokens / 2, seconds / tokens)
+            self._fit.add(float(sample.tokens), sample.weighted / sample.tokens, sample.seconds / sample.tokens)
             fit = replace(self._fit)
             for context in (0.0, 4 * _CONTEXT_UNIT):
                 prior = self._prior.prefill_s_per_token + self._prior.prefill_s_per_token_context * context

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from perilune.build import Application, build
-from perilune.config import KVCacheSettings, Settings
+from perilune.config import KVCacheSettings, RuntimeSettings, Settings
 from perilune.core import (
     Completed,
     FilePart,
@@ -43,7 +43,11 @@ def settings(tmp_path: Path, smollm2_path: Path) -> Settings:
     models = tmp_path / "models"
     models.mkdir()
     (models / "smollm2-135m-instruct").symlink_to(smollm2_path.parent)
-    return Settings(home=tmp_path, kv_cache=KVCacheSettings.model_validate({"ram": "96M"}))
+    return Settings(
+        home=tmp_path,
+        kv_cache=KVCacheSettings.model_validate({"ram": "96M"}),
+        runtime=RuntimeSettings(threads=1),  # two threads that share one free core wait for each other
+    )
 
 
 @asynccontextmanager

@@ -47,9 +47,18 @@ def test_follows_a_machine_that_became_slower() -> None:
 def test_tiny_chunks_say_nothing_about_the_rate() -> None:
     predictor = Predictor(None, Telemetry(), 1024)
     before = predictor.rates
-    predictor.observe_prefill(8, 0, 0.5)
+    for _ in range(100):
+        predictor.observe_prefill(8, 0, 0.5)
     assert predictor.rates == before
     assert not predictor.measured
+
+
+def test_a_slow_machine_with_small_chunks_is_measured_too() -> None:
+    predictor = Predictor(None, Telemetry(), 1024)
+    for start in range(0, 2048, 40):
+        predictor.observe_prefill(40, start, 0.5)
+    assert predictor.measured
+    assert predictor.rates.prefill_s(1000) == pytest.approx(12.5, rel=0.1)
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5000), st.integers(0, 100_000), st.floats(-1, 100)), max_size=30))
