@@ -21,7 +21,7 @@ from perilune.runtime.checkpoint import FolderCheckpoint, GGUFCheckpoint
 from perilune.runtime.safetensors_file import read_json
 from perilune.runtime.tokenizer import special_text
 
-MAX_TURNS = 1_000_000
+MAX_TURNS = 200_000
 """Loop turns and macro calls of one rendering."""
 
 MAX_OPERAND = 1 << 20
@@ -201,10 +201,8 @@ def _from_gguf(checkpoint: GGUFCheckpoint, now: Callable[[], datetime]) -> Jinja
     source = file.text("tokenizer.chat_template")
     if not source:
         return None
-    tokens = file.strings("tokenizer.ggml.tokens")
 
     def token(name: str) -> str:
-        index = file.integer(f"tokenizer.ggml.{name}_token_id", -1)
-        return tokens[index] if 0 <= index < len(tokens) else ""
+        return file.string_at("tokenizer.ggml.tokens", file.integer(f"tokenizer.ggml.{name}_token_id", -1))
 
     return JinjaChatTemplate(source, bos_token=token("bos"), eos_token=token("eos"), now=now)

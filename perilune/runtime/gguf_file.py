@@ -151,6 +151,13 @@ class GGUFFile:
             at = end
         return found
 
+    def string_at(self, key: str, index: int) -> str:
+        """One string of an array; empty where there is none."""
+        value = self.metadata.get(key)
+        if not isinstance(value, StringArray) or not 0 <= index < value.count:
+            return ""
+        return self._string(self._skip_strings(value.offset, index))[0]
+
     def numbers(self, key: str) -> Numbers | None:
         """A numeric array, or None."""
         value = self.metadata.get(key)
