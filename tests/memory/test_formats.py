@@ -92,6 +92,20 @@ def image_only_pdf() -> bytes:
     return buffer.getvalue()
 
 
+def test_scanned_page_among_others_says_so(library: Library) -> None:
+    from PIL import Image
+    from reportlab.lib.utils import ImageReader
+
+    buffer = io.BytesIO()
+    drawing = canvas.Canvas(buffer)
+    drawing.drawImage(ImageReader(Image.new("L", (64, 64), 9)), 0, 0, 500, 700)
+    drawing.showPage()
+    drawing.drawString(72, 700, "A page of text.")
+    drawing.save()
+    text = text_of(library, buffer.getvalue(), "mixed.pdf")
+    assert text == "[Page 1 of this file is an image; its text could not be read (no OCR).]\nA page of text.\n"
+
+
 def cut(fraction: float) -> Callable[[], bytes]:
     return lambda: OCTAVE.read_bytes()[: int(OCTAVE.stat().st_size * fraction)]
 

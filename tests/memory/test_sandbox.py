@@ -32,7 +32,7 @@ def library_with(mode: str, store: Store, home: Path, **settings: object) -> Lib
         home,
         DocumentSettings(**settings),  # type: ignore[arg-type]
         worker=(sys.executable, str(BAD), mode),
-        stall_s=2.0,
+        stall_s=2.0 if mode == "hang" else 60.0,
     )
 
 

@@ -51,6 +51,8 @@ def _pages(document: pdfium.PdfDocument, path: Path, first: int, total: int) -> 
             if unreadable > total // 2:
                 raise _damaged(path)
             text = f"[Page {index + 1} of this file is damaged and could not be read.]\n"
+        elif not text and _has_image(document, index):
+            text = f"[Page {index + 1} of this file is an image; its text could not be read (no OCR).]\n"
         elif not has_text:
             has_text = sum(char.isalnum() for char in text) >= _MIN_TEXT_CHARS
         yield text
@@ -78,6 +80,14 @@ def _page_text(document: pdfium.PdfDocument, index: int) -> str | None:
         page.close()
     text = _LEADERS.sub(" ...", clean(unhyphenate(raw.translate(_LIGATURES)))).strip("\n")
     return f"{text}\n" if text else ""
+
+
+def _has_image(document: pdfium.PdfDocument, index: int) -> bool:
+    page = document[index]
+    try:
+        return any(True for _ in page.get_objects(filter=(pdfium_c.FPDF_PAGEOBJ_IMAGE,)))
+    finally:
+        page.close()
 
 
 def unhyphenate(text: str) -> str:
