@@ -45,22 +45,13 @@ static void prepare_fixed(const float *x, int cols, int row, int rows, fixed_blo
     }
 }
 
-/* x = high + low, both bf16; two columns of a row are one uint32 pair: [chunk][column pair][row]{high, low}. */
-static void prepare_bf16(const float *x, int cols, int row, int rows, uint32_t *out) {
-    for (int p = 0; p < cols / 2; p++) {
-        uint16_t high[2], low[2];
-        for (int i = 0; i < 2; i++) {
-            high[i] = float_to_bf16(x[2 * p + i]);
-            low[i] = float_to_bf16(x[2 * p + i] - bf16_to_float(high[i]));
-        }
-        uint32_t *pair = out + 2 * prepared_index(row, rows, cols / 2, p);
-        memcpy(pair, high, 4);
-        memcpy(pair + 1, low, 4);
-    }
+/* Plain fp32, two columns of a row side by side: [chunk][column pair][row][2]. */
+static void prepare_pairs(const float *x, int cols, int row, int rows, float *out) {
+    for (int p = 0; p < cols / 2; p++) memcpy(out + 2 * prepared_index(row, rows, cols / 2, p), x + 2 * p, 8);
 }
 
 static void prepare(int kind, const float *x, int cols, int row, int rows, void *prepared) {
-    if (kind == KIND_BF16) prepare_bf16(x, cols, row, rows, prepared);
+    if (kind == KIND_BF16) prepare_pairs(x, cols, row, rows, prepared);
     else prepare_fixed(x, cols, row, rows, prepared);
 }
 
@@ -107,20 +98,21 @@ INLINE void tile_fixed(const int q4, const int rows, const uint8_t *bytes, const
     }
 }
 
-INLINE __m512bh as_bf16(__m512i bits) { return (__m512bh)bits; }
-
-INLINE void tile_bf16(const int rows, const uint8_t *bytes, const uint32_t *x, int pairs, __m512 *acc) {
-    __m512 low[ROW_CHUNK];
-    for (int t = 0; t < rows; t++) acc[t] = low[t] = _mm512_setzero_ps();
+INLINE void tile_bf16(const int rows, const uint8_t *bytes, const float *x, int pairs, __m512 *acc) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
+    __m512 odd_acc[ROW_CHUNK];
+    for (int t = 0; t < rows; t++) acc[t] = odd_acc[t] = _mm512_setzero_ps();
     for (int p = 0; p < pairs; p++, bytes += 64, x += 2 * rows) {
-        __m512bh w = as_bf16(_mm512_loadu_si512(bytes));
+        __m512i words = _mm512_loadu_si512(bytes);
+        __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+        __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(words, upper));
 #pragma GCC unroll 8
         for (int t = 0; t < rows; t++) {
-            acc[t] = _mm512_dpbf16_ps(acc[t], w, as_bf16(_mm512_set1_epi32((int)x[2 * t])));
-            low[t] = _mm512_dpbf16_ps(low[t], w, as_bf16(_mm512_set1_epi32((int)x[2 * t + 1])));
+            acc[t] = _mm512_fmadd_ps(even, _mm512_set1_ps(x[2 * t]), acc[t]);
+            odd_acc[t] = _mm512_fmadd_ps(odd, _mm512_set1_ps(x[2 * t + 1]), odd_acc[t]);
         }
     }
-    for (int t = 0; t < rows; t++) acc[t] = _mm512_add_ps(acc[t], low[t]);
+    for (int t = 0; t < rows; t++) acc[t] = _mm512_add_ps(acc[t], odd_acc[t]);
 }
 
 INLINE void tile_any(const int rows, const packed *weight, int tile, const void *x, __m512 *acc) {
@@ -175,6 +167,8 @@ INLINE __m512 exp2_16(__m512 x) { /* degree 4: relative error 3e-6, far below bf
     p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(p, n);
 }
+
+INLINE __m512bh as_bf16(__m512i bits) { return (__m512bh)bits; }
 
 INLINE __m512bh load_bf16(const uint16_t *p) { return as_bf16(_mm512_loadu_si512(p)); }
 
