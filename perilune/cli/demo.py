@@ -24,8 +24,8 @@ from perilune.runtime.hub.catalogue import load_catalogue
 from perilune.runtime.hub.pull import models_folder, pull
 
 WARM_LIMIT_S = 5.0
-HANDBOOK = ("README.md", "docs/cli.md", "docs/architecture.md")
-HANDBOOK_CHARS = 27_000
+HANDBOOK = ("README.md", "docs/cli.md", "docs/architecture.md", "docs/perilune-object.md", "docs/api.md")
+HANDBOOK_CHARS = 24_000
 """About 7,000 tokens: fits the default model's window of 8,192 with room for a question."""
 
 QUESTION = "Which command checks this machine before anything is loaded?"

@@ -54,6 +54,7 @@ class Documents:
 
     sources: dict[str, Source] = field(default_factory=dict)  # by file id
     records: dict[str, FileRecord] = field(default_factory=dict)
+    _prefilling_since_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -66,6 +67,15 @@ class Documents:
     @property
     def finished(self) -> bool:
         return all(record.status in _FINAL for record in self.records.values())
+
+    def stage(self, record: FileRecord, now_s: float) -> tuple[str, str]:
+        """What ingest is doing with a document, and how far it is."""
+        if record.status is FileStatus.PREFILLING:
+            since_s = self._prefilling_since_s.setdefault(record.file_id, now_s)
+            size = f"{record.tokens:,} tokens" if record.tokens else "its text"
+            return f"prefilling {record.filename}", f"computing the KV of {size}, {now_s - since_s:.0f} s"
+        of = f" of {record.pages_total}" if record.pages_total else ""
+        return f"reading {record.filename}", f"page {record.pages_parsed}{of}"
 
     def place(self, citation: Citation) -> str:
         """Where a quote stands, for people: `manual.pdf p. 12`, or a folder's own file."""
@@ -214,17 +224,9 @@ async def _refresh(client: Client, documents: Documents, status: StatusLine) -> 
                 f"{fresh.filename} can't be used. {fresh.error or ''}".rstrip(),
                 hint="`perilune doctor` checks the machine; docs/cli.md lists what can be read.",
             )
-        status.update(*_stage(fresh))
+        status.update(*documents.stage(fresh, time.monotonic()))
     if not documents.finished:
         await asyncio.sleep(_POLL_S)
-
-
-def _stage(record: FileRecord) -> tuple[str, str]:
-    if record.status is FileStatus.PREFILLING:
-        size = f"{record.tokens:,} tokens" if record.tokens else "its text"
-        return f"prefilling {record.filename}", f"computing the KV of {size}"
-    of = f" of {record.pages_total}" if record.pages_total else ""
-    return f"reading {record.filename}", f"page {record.pages_parsed}{of}"
 
 
 def _sha256(path: Path) -> str:

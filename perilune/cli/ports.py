@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -30,16 +31,27 @@ def is_free(host: str, port: int) -> bool:
 
 def owner_of(port: int) -> PortOwner | None:
     """The process that listens on `port`, where this user may see it."""
-    inodes = _listening_inodes(port)
-    for folder in Path("/proc").glob("[0-9]*") if inodes else ():
-        try:
-            links = {os.readlink(link) for link in (folder / "fd").iterdir()}
-            name = (folder / "comm").read_text(encoding="utf-8").strip()
-        except OSError:
-            continue  # gone, or another user's
-        if links & {f"socket:[{inode}]" for inode in inodes}:
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for folder in Path("/proc").glob("[0-9]*") if wanted else ():
+        if wanted & _open_files(folder):
+            try:
+                name = (folder / "comm").read_text(encoding="utf-8").strip()
+            except OSError:
+                continue  # it has just ended
             return PortOwner(int(folder.name), name)
     return None
+
+
+def _open_files(folder: Path) -> set[str]:
+    """What a process has open; nothing for one that ended or belongs to another user."""
+    found = set()
+    try:
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found.add(os.readlink(link))
+    except OSError:
+        return set()
+    return found
 
 
 def _listening_inodes(port: int) -> set[str]:

@@ -1,0 +1,133 @@
+"""Every finding of `perilune doctor`: what is wrong, and the one command that fixes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perilune.cli import doctor
+from perilune.cli.doctor import BASE_BYTES, Check, examine
+from perilune.cli.ports import is_free, owner_of
+from perilune.cli.probe import mapped_openmp
+from perilune.config import KVCacheSettings, ModelSettings, ServerSettings, Settings
+from tests.cli.conftest import Command
+
+FACTS: dict[str, Any] = {
+    "torch": "2.13.0+cpu",
+    "torch_cuda": None,
+    "cuda_available": False,
+    "kernels": "native, AVX-512",
+    "openmp": ["/x/libgomp.so.1"],
+    "architecture": "llama",
+    "window_tokens": 8192,
+    "weights_bytes": 400 << 20,
+    "kv_token_bytes": 23_040,
+    "chat_template": True,
+}
+
+
+def by_name(checks: list[Check]) -> dict[str, Check]:
+    return {check.name: check for check in checks}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"GGUF")
+    return Settings(home=tmp_path / "home", model=ModelSettings(path=str(model)), server=ServerSettings(port=0))
+
+
+def examined(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, free: int = 8 << 30, **facts: Any
+) -> dict[str, Check]:
+    """The checks where a child would have found `facts` beside the usual ones."""
+    monkeypatch.setattr(doctor, "_probe", lambda settings, model: FACTS | facts)
+    monkeypatch.setattr(doctor, "free_memory_bytes", lambda: free)
+    return by_name(examine(settings))
+
+
+def test_a_good_machine(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    checks = examined(monkeypatch, settings)
+    assert {check.state for check in checks.values()} <= {"ok", "warning"}
+    assert "needs" in checks["fit"].detail
+
+
+def test_two_openmp_runtimes_fail(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    check = examined(monkeypatch, settings, openmp=["/a/libgomp.so.1", "/b/libiomp5.so"])["openmp"]
+    assert check.state == "failed"
+    assert "libiomp5.so" in check.detail
+    assert check.fix
+
+
+@pytest.mark.parametrize(
+    ("free", "ram", "state", "said"),
+    [
+        (100 << 20, 0, "failed", "weights don't fit"),
+        ((400 << 20) + BASE_BYTES + (300 << 20), 1 << 30, "failed", "KV pool doesn't fit"),
+        (2 << 30, 32 << 20, "warning", "less than one window"),
+        (8 << 30, 1 << 30, "ok", "weights 400 MiB"),
+    ],
+)
+def test_fit_is_predicted(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, free: int, ram: int, state: str, said: str
+) -> None:
+    sized = settings.model_copy(update={"kv_cache": KVCacheSettings(ram=ram)})
+    check = examined(monkeypatch, sized, free)["fit"]
+    assert (check.state, said in check.detail) == (state, True)
+    assert bool(check.fix) == (state == "failed")
+
+
+def test_other_findings(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    checks = examined(
+        monkeypatch,
+        settings,
+        torch_cuda="13.0",
+        kernels="PyTorch reference (no library)",
+        chat_template=False,
+    )
+    assert (checks["torch"].state, "whl/cpu" in checks["torch"].fix) == ("warning", True)
+    assert checks["kernels"].state == "warning"
+    assert "chat template" in checks["model"].detail
+    broken = examined(monkeypatch, settings, model_error="Broken.", model_hint="Get another.")
+    assert broken["fit"].state == "failed"
+    huge = settings.model_copy(update={"kv_cache": KVCacheSettings(disk_quota=1 << 60)})
+    assert examined(monkeypatch, huge)["disk"].state == "warning"
+
+
+def test_port_and_home(monkeypatch: pytest.MonkeyPatch, settings: Settings, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+        owner = owner_of(port)
+        assert owner is not None
+        assert owner.pid == os.getpid()
+        busy = settings.model_copy(update={"server": ServerSettings(port=port)})
+        check = examined(monkeypatch, busy)["port"]
+        assert (check.state, str(os.getpid()) in check.detail) == ("failed", True)
+        assert check.fix == f"perilune serve --port {port + 1}"
+    assert owner_of(port) is None
+    (tmp_path / "file").touch()
+    bad = settings.model_copy(update={"home": tmp_path / "file"})
+    assert examined(monkeypatch, bad)["home"].state == "failed"
+
+
+def test_this_machine_for_real(command: Command, tmp_path: Path) -> None:
+    """The real child loads torch and the kernels: one OpenMP runtime, whatever else is missing here."""
+    done = command("--set", "server.port=0", "doctor", "--json")
+    shown = json.loads(done.out)
+    checks = {check["name"]: check for check in shown["checks"]}
+    assert checks["openmp"]["state"] == "ok", checks["openmp"]
+    assert checks["torch"]["state"] in ("ok", "warning")
+    assert (checks["model"]["state"], checks["model"]["fix"]) == ("failed", "perilune pull smollm2-135m-instruct")
+    assert (done.code, shown["ok"]) == (1, False)
+
+
+def test_openmp_runtimes_are_seen() -> None:
+    assert len(mapped_openmp()) <= 1
