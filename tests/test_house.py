@@ -24,7 +24,7 @@ RANK = {
     "cli": 5,
     "build": 5,
 }
-LEAVES = {"core", "config", "errors", "telemetry", "__init__"}
+LEAVES = {"core", "config", "errors", "telemetry", "__init__", "__version__"}
 MAY_USE_OPS = {"service", "cli", "api", "build"}
 TORCH_FREE = [
     "perilune.core",
