@@ -93,26 +93,26 @@ class Generation:
         """Raises `Overloaded` when the engine refuses or time runs out, `InternalError` when the engine fails."""
         yield StageStarted("queued")
         with self._backend.session() as session:
-            expected_s = self._expected()
+            expected_s, uncached = self._expected()
             self._submit(session, 0)
             while session.running:
                 event = await self._next(session)
                 for item in self._translate(session, event):
                     if isinstance(item, TextDelta) and item.text and self._state.ttft_s is None:
                         self._state.ttft_s = self._clock() - self._request.arrival_s
-                        self._predictor.observe_ttft(expected_s, self._state.ttft_s)
+                        self._predictor.observe_ttft(expected_s, self._state.ttft_s, uncached)
                     yield item
                 if all(choice.finished for choice in self._state.choices.values()):
                     break
 
-    def _expected(self) -> float:
-        """The prediction for exactly this prompt, made as late as possible: what the predictor is judged by."""
+    def _expected(self) -> tuple[float, int]:
+        """(TTFT, uncached tokens) of exactly this prompt, as late as possible: what the predictor is judged by."""
         spec = self._spec
         cached = self._backend.cached(spec.token_ids, spec.salt)
         queued = self._backend.stats().queued_prefill_tokens
         uncached = max(0, len(spec.token_ids) - cached.total)
         ttft = self._predictor.rates.ttft_s(uncached, cached.total, cached.disk, queued)
-        return self._clock() - self._request.arrival_s + ttft
+        return self._clock() - self._request.arrival_s + ttft, uncached
 
     async def _next(self, session: Session) -> EngineProgress | EngineToken | EngineFinished:
         left = self._request.arrival_s + self._timeout_s - self._clock()

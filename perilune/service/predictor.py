@@ -25,6 +25,8 @@ _SMOOTH = 0.2  # weight of a new reading in the moving averages
 _PRIOR_TOKENS = 4.0  # weight of the starting rates, in tokens; keeps the fit defined at a single context length
 _MIN_CHUNK_TOKENS = 32  # shorter chunks measure the fixed cost of a step, not the rate
 _MIN_SAMPLE_TOKENS = 96  # chunks are added up to this much before they count as one reading
+_SHORT_TOKENS = 256  # prompts whose TTFT is mostly overhead
+_MAX_OVERHEAD_S = 1.0
 _CONTEXT_UNIT = 1000.0  # contexts are fitted in thousands, for the numbers' sake
 
 
@@ -155,12 +157,19 @@ class Predictor:
             old = self._rates.decode_s
             self._rates = replace(self._rates, decode_s=old + _SMOOTH * (seconds - old))
 
-    def observe_ttft(self, predicted_s: float, measured_s: float) -> None:
-        """A request's first token came; the error becomes a metric and the planner's margin."""
+    def observe_ttft(self, predicted_s: float, measured_s: float, uncached: int) -> None:
+        """A request's first token came; the error becomes a metric and the planner's margin.
+
+        Where hardly anything was computed, the difference is what every request pays: the overhead follows it.
+        """
         error = abs(measured_s - predicted_s) / max(measured_s, 1e-3)
         with self._lock:
-            old = self._rates.error
-            self._rates = replace(self._rates, error=min(0.5, old + _SMOOTH * (min(error, 1.0) - old)))
+            old = self._rates
+            overhead_s = old.overhead_s
+            if uncached <= _SHORT_TOKENS:
+                overhead_s = min(max(0.0, overhead_s + _SMOOTH * (measured_s - predicted_s)), _MAX_OVERHEAD_S)
+            margin = min(0.5, old.error + _SMOOTH * (min(error, 1.0) - old.error))
+            self._rates = replace(old, error=margin, overhead_s=overhead_s)
         self._telemetry.observe("ttft_prediction_error_ratio", error)
 
     def save(self) -> None:

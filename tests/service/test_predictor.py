@@ -68,7 +68,7 @@ def test_rates_stay_sane_whatever_is_observed(observations: list[tuple[int, int,
         predictor.observe_prefill(tokens, start, seconds)
         predictor.observe_load(tokens, seconds)
         predictor.observe_decode(seconds)
-        predictor.observe_ttft(1.0, seconds)
+        predictor.observe_ttft(1.0, seconds, tokens)
     rates = predictor.rates
     assert rates.prefill_s_per_token > 0
     assert rates.prefill_s_per_token_context >= 0
@@ -103,7 +103,7 @@ def test_the_error_is_a_metric_and_a_margin() -> None:
     recorder = Recorder()
     predictor = Predictor(None, Telemetry(recorder), 1024)
     for _ in range(50):
-        predictor.observe_ttft(1.0, 1.25)
+        predictor.observe_ttft(1.0, 1.25, 5000)
     assert ("ttft_prediction_error_ratio", 0.2) in recorder.observed
     assert predictor.rates.error == pytest.approx(0.2, abs=0.01)
 
@@ -122,3 +122,14 @@ def test_learns_from_pure_steps_and_loads_only() -> None:
     assert predictor.rates.prefill_s(512) == pytest.approx(0.25, rel=0.1)
     assert predictor.rates.decode_s > before.decode_s
     assert predictor.rates.load_s_per_token == pytest.approx(5e-4, rel=0.01)
+
+
+def test_the_overhead_is_learnt_from_prompts_that_are_all_cached() -> None:
+    predictor = Predictor(None, Telemetry(), 1024)
+    for _ in range(40):
+        predicted = predictor.rates.ttft_s(20)
+        predictor.observe_ttft(predicted, 0.4, 20)
+    assert predictor.rates.ttft_s(20) == pytest.approx(0.4, rel=0.05)
+    overhead = predictor.rates.overhead_s
+    predictor.observe_ttft(1.0, 9.0, 4000)
+    assert predictor.rates.overhead_s == overhead
