@@ -150,12 +150,12 @@ def test_cancel_stops_a_long_prefill(native: NativeKernels) -> None:
 
     def stop() -> None:
         flag.set()
-        set_at.append(time.perf_counter())
+        set_at.append(time.process_time())  # CPU time of all threads: neighbours on the machine don't count
 
     timer = threading.Timer(0.02, stop)
     timer.start()
     native.attention(q, pool, 1, batch, case.heads, cancel_address=flag.address)
-    ended = time.perf_counter()
+    ended = time.process_time()
     timer.join()
     assert set_at, "the whole prefill took less than 20 ms"
     assert ended - set_at[0] < 0.05
