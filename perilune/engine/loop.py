@@ -187,6 +187,7 @@ class EngineLoop:
                 self._turn()
             self._finish_moves()
             self._drain()  # the last saves give their blocks back
+            self._publish()
         except Exception:  # a fault of the engine itself: nothing it says can be trusted any more
             _LOG.exception("the engine stopped")
             self._break()
@@ -272,7 +273,9 @@ class EngineLoop:
             live, self._live = list(self._live.values()), {}
             self._arriving.clear()
         self._finish_moves()
-        for answer in self._answers:
+        with self._lock:
+            answers = list(self._answers)
+        for answer in answers:
             if not answer.done():
                 answer.set_exception(InternalError(_BROKEN, hint="Restart the server."))
         for sequence in live:

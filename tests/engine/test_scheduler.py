@@ -236,6 +236,52 @@ def test_preemption_takes_batch_work_first_and_keeps_its_blocks() -> None:
     assert bench.runtime.computed_tokens < 480 + 304 + 480, "nothing of the ingest was kept"
 
 
+def test_room_for_a_question_comes_from_batch_work_before_documents() -> None:
+    bench = Bench(num_blocks=20, chunk_tokens=64)
+    batch = bench.add(spec("p2", text(2, 200), service_class=P2, new=60))
+    for _ in range(8):
+        bench.step()
+    document = bench.add(spec("p1", text(1, 200), service_class=P1, new=60))
+    for _ in range(8):
+        bench.step()
+    bench.add(spec("p0", text(3, 100), service_class=P0, new=4))
+    bench.step()
+    running = {p.seq_id for p in bench.runtime.plans[-1].slices}
+    assert running == {"p0", "p1"}
+    bench.run()
+    assert document.tokens == expected_tokens(text(1, 200), 60)
+    assert batch.tokens == expected_tokens(text(2, 200), 60)
+
+
+def test_preemption_for_a_question_spares_the_oldest() -> None:
+    bench = Bench(num_blocks=20)
+    bench.add(spec("older", text(1, 200), service_class=P1, new=60))
+    bench.add(spec("younger", text(2, 200), service_class=P1, new=60))
+    for _ in range(3):
+        bench.step()
+    bench.add(spec("p0", text(3, 250), new=4))
+    bench.step()
+    assert [s.seq_id for s in bench.stepper.sequences if s.preempted] == ["younger"]
+    bench.run()
+
+
+def test_blocks_in_the_plan_are_not_taken_back() -> None:
+    """An old prompt needs its last block when a young answer has grown into it."""
+    bench = Bench(num_blocks=12, chunk_tokens=32)
+    old = bench.add(spec("old", text(1, 300), new=4))
+    young = bench.add(spec("young", text(2, 60), new=40))
+    bench.run()
+    assert old.tokens == expected_tokens(text(1, 300), 4)
+    assert young.tokens == expected_tokens(text(2, 60), 40)
+
+
+def test_a_cached_prompt_loses_its_tail_first() -> None:
+    bench = Bench(num_blocks=12)
+    bench.answer(spec("a", text(1, 320), new=1))
+    bench.answer(spec("b", text(2, 128), new=1))
+    assert bench.answer(spec("again", text(1, 320), new=1)).cached == (8 * 32, 0)
+
+
 def test_answers_that_outgrow_the_pool_take_turns_and_stay_right() -> None:
     bench = Bench(num_blocks=12)
     listeners = {i: bench.add(spec(f"s{i}", text(i, 60), new=100)) for i in range(4)}

@@ -50,7 +50,7 @@ class Manifest:
     """Raises `sqlite3.DatabaseError` from the constructor when the file is damaged: start a new one then."""
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1.0)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
