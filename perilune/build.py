@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from perilune.runtime.hub.pull import ModelFiles
     from perilune.runtime.kv.disk import DiskKVStore
     from perilune.runtime.loader import LoadedModel
+    from perilune.service.answer import Limits
     from perilune.service.predictor import Predictor
     from perilune.service.service import Service
 
@@ -173,33 +174,23 @@ def _service(
     from perilune.memory.language import detect
     from perilune.runtime.kv.spec import tenant_salt
     from perilune.service.admission import Admission
-    from perilune.service.answer import Limits, Parts
+    from perilune.service.answer import Parts
     from perilune.service.backends.local import LocalBackend
     from perilune.service.compose import Composer
     from perilune.service.documents import DocumentService
     from perilune.service.service import Service
 
-    spec = loaded.runtime.kv_spec
     backend = LocalBackend(engine)
     composer = Composer(loaded.tokenizer, loaded.chat_template)
 
     def salt_of(tenant: str) -> bytes:
-        return tenant_salt(keys.tenant_secret(tenant), spec)
+        return tenant_salt(keys.tenant_secret(tenant), loaded.runtime.kv_spec)
 
     def owners() -> list[str]:
         return [entry.owner for entry in kv.entries()] if kv else []
 
-    documents = DocumentService(
-        library,
-        composer,
-        backend,
-        salt_of,
-        owners,
-        model.window_tokens,
-        settings.server.max_upload,
-        telemetry,
-    )
-    deadlines = settings.deadlines
+    window, upload = model.window_tokens, settings.server.max_upload
+    documents = DocumentService(library, composer, backend, salt_of, owners, window, upload, telemetry)
     parts = Parts(
         model=model,
         tokenizer=loaded.tokenizer,
@@ -210,19 +201,29 @@ def _service(
         predictor=predictor,
         salt_of=salt_of,
         detect_language=detect,
-        limits=Limits(
-            deadlines.interactive_s, deadlines.document_s, deadlines.reserve_s, settings.model_serving.timeout
-        ),
+        limits=_limits(settings),
         clock=time.monotonic,
         telemetry=telemetry,
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
+    return Service(parts, Admission(places, telemetry), _authenticator(keys))
 
+
+def _limits(settings: Settings) -> Limits:
+    from perilune.service.answer import Limits
+
+    deadlines = settings.deadlines
+    return Limits(
+        deadlines.interactive_s, deadlines.document_s, deadlines.reserve_s, settings.model_serving.timeout
+    )
+
+
+def _authenticator(keys: Keyring) -> Callable[[str | None], Caller]:
     def authenticate(key: str | None) -> Caller:
         owner = keys.authenticate(key)
         return Caller(owner.tenant, owner.role, owner.deadline_s)
 
-    return Service(parts, Admission(places, telemetry), authenticate)
+    return authenticate
 
 
 def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> ServedModel:
