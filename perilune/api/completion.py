@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from perilune import __version__
+import perilune
 from perilune.api import sse
 from perilune.api.schema import TIER_OF_CLASS, ChatCall
 from perilune.core import (
@@ -40,7 +40,7 @@ def completion_id(request_id: str) -> str:
 
 def fingerprint(model: str) -> str:
     """Changes when the server or the model does: equal seeds then need not give equal answers."""
-    return "fp_" + hashlib.sha256(f"{__version__}\0{model}".encode()).hexdigest()[:12]
+    return "fp_" + hashlib.sha256(f"{perilune.__version__}\0{model}".encode()).hexdigest()[:12]
 
 
 def finish_reason(event: ChoiceFinished) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perilune import __version__
+import perilune
 from perilune.api.errors import RETRY_AFTER_S
 from perilune.api.wire import json_response
 from perilune.ops.metrics import CONTENT_TYPE, PrometheusSink
@@ -32,7 +32,7 @@ class Health:
         return response
 
     async def version(self, request: Request) -> Response:
-        return json_response({"version": __version__})
+        return json_response({"version": perilune.__version__})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE)
