@@ -1,4 +1,4 @@
-"""What several rooms' tests share: real models, fetched once through `perilune pull` and kept outside the checkout."""
+"""What several rooms' tests share: real models, fetched once through `perilune pull`, kept outside the checkout."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -72,12 +71,24 @@ def convert_tokenizer(gguf_path: Path) -> Path:
 def load_converted(file: GGUFFile) -> tuple[Tokenizer, str | Path]:
     """The tokenizer, and what a second instance can be made from: the kept file, or JSON where none can be kept."""
     target = converted_path(file)
-    if not target.is_file():
-        text = build_tokenizer(file).to_str()
-        if not os.access(target.parent, os.W_OK):
-            return Tokenizer.from_str(text), text
-        _write_whole(target, text)
+    kept = _read_kept(target)
+    if kept is not None:
+        return kept, target
+    text = build_tokenizer(file).to_str()
+    if not os.access(target.parent, os.W_OK):
+        return Tokenizer.from_str(text), text
+    _write_whole(target, text)
     return Tokenizer.from_file(str(target)), target
+
+
+def _read_kept(target: Path) -> Tokenizer | None:
+    """A kept conversion; None where there is none, or one that was damaged and has to be made again."""
+    if not target.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(target))
+    except Exception:  # the package raises bare Exception for whatever is wrong
+        return None
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
@@ -175,13 +186,13 @@ def _add_tokens(file: GGUFFile, tokenizer: Tokenizer, tokens: list[str]) -> None
 
 def _write_whole(target: Path, text: str) -> None:
     """The file appears complete or not at all."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
+        with part.open("w", encoding="utf-8") as out:
             out.write(text)
             out.flush()
             os.fsync(out.fileno())
-        os.replace(name, target)
+        part.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise

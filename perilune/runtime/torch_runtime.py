@@ -1,9 +1,9 @@
 """`TorchRuntime`: the MRI over our own decoder, PyTorch's bf16 GEMM and the kernels.
 
 Knows the block pool's bytes, sampler states and how a step plan is cut into passes. Decode slices run through
-the kernels' packed decode step, everything else as prefill rows. A prefill row's KV is a function of the tokens up
-to it only: never of chunking, of the batch, or of the pass it fell into. KV that a decode step wrote is not bitwise what
-prefill would write, so the engine keeps such blocks private (design.md, KV provenance).
+the kernels' packed decode step, everything else as prefill rows. A prefill row's KV is a function of the tokens
+up to it only: never of chunking, of the batch, or of the pass it fell into. KV that a decode step wrote is not
+bitwise what prefill would write, so the engine keeps such blocks private (design.md, KV provenance).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What every `ModelRuntime` must do (spec R6). Subclass `MRIContract` and give it a `runtime` fixture.
 
-Uses only the interface, so that our runtime, llama.cpp and vLLM can be run against it. Token ids are small, and greedy
-tokens are compared, since kernels of different engines differ in their last bits.
+Uses only the interface, so that our runtime, llama.cpp and vLLM can be run against it. Token ids are small, and
+greedy tokens are compared, since kernels of different engines differ in their last bits.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -98,7 +99,7 @@ class MRIContract:
         for cuts in ([1], [32], [5, 6, 40], [31, 33, 64, 69]):
             runtime.init_context("cut", PROMPT, GREEDY)
             bounds = [0, *cuts, len(PROMPT)]
-            for first, last in zip(bounds, bounds[1:], strict=False):
+            for first, last in pairwise(bounds):
                 ends = last == len(PROMPT)
                 tokens = step(runtime, piece("cut", PROMPT[first:last], first, table, sample=ends))
             assert tokens["cut"] == whole[0], cuts

@@ -1,4 +1,4 @@
-"""Small random models of every family, made by `transformers` from a fixed seed, and ways to ask them for logits."""
+"""Small random models of every family, made by `transformers` from a fixed seed, and ways to get their logits."""
 
 from __future__ import annotations
 

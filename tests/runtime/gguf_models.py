@@ -1,4 +1,4 @@
-"""Small GGUF files written by the `gguf` package: a llama as llama.cpp's converter would write it, and damaged ones."""
+"""Small GGUF files written by the `gguf` package, laid out as llama.cpp's converter would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ LAYER = {
 
 
 def write_gguf(
-    path: Path, model: Any, arch: str, kind: gguf.GGMLQuantizationType, *, changes: dict[str, Any] | None = None
+    path: Path,
+    model: Any,
+    arch: str,
+    kind: gguf.GGMLQuantizationType,
+    *,
+    changes: dict[str, Any] | None = None,
+    rope_divisors: Any = None,
 ) -> Path:
     """A `transformers` model as GGUF; matrices quantised as `kind`. `changes` overrides metadata keys.
 
@@ -62,6 +68,8 @@ def write_gguf(
             state[name] = torch.tensor(exact.reshape(array.shape))
         stored = _permuted(name, stored, config, arch)
         writer.add_tensor(_gguf_name(name), stored, raw_dtype=kind if array.ndim == 2 else None)
+    if rope_divisors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_divisors)
     if config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state)

@@ -21,7 +21,8 @@ TURNS = [
     {"role": "user", "content": "Another?"},
 ]
 LLAMA3 = (
-    "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}"
+    "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}"
+    "{%- endif %}"
     "{%- for message in messages %}\n{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
     "+ message['content'] | trim + '<|eot_id|>' }}\n{%- endfor %}{{ date_string }}"
     "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
@@ -87,7 +88,7 @@ HOSTILE = {
     "long text": "{{ 'x' * 10**10 }}",
     "long list": "{{ [0] * 10**10 }}",
     "power": "{{ 10 ** 10 ** 8 }}",
-    "doubling": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "doubling": "{% set n = namespace(x='aaaa') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
     "long output": "{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}",
     "attributes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "globals": "{{ raise_exception.__globals__['__builtins__']['open']('/etc/passwd').read() }}",

@@ -11,7 +11,9 @@ import torch
 
 from perilune import kernels as kernel_choice
 from perilune.kernels.reference import ReferenceKernels
+from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.gguf_file import GGUFFile
+from perilune.runtime.tokenizer import load_tokenizer
 from tests.runtime.families import FAMILIES, divergence, make_model, start
 
 EXACT = ReferenceKernels("oracle tests")
@@ -181,8 +183,30 @@ def check_real(path: Path, oracle: Any, vocab: int, lengths: tuple[int, ...]) ->
     assert torch.equal(ours.argmax(-1), expected.argmax(-1))
 
 
-def test_smollm2(smollm2_path: Path) -> None:
-    check_real(smollm2_path, smollm2_oracle(smollm2_path), 49152, (9, 140))
+@pytest.fixture(scope="module")
+def smollm2_exact(smollm2_path: Path) -> Any:
+    return smollm2_oracle(smollm2_path)
+
+
+def test_smollm2(smollm2_path: Path, smollm2_exact: Any) -> None:
+    check_real(smollm2_path, smollm2_exact, 49152, (9, 140))
+
+
+def test_smollm2_as_it_serves(smollm2_path: Path, smollm2_exact: Any) -> None:
+    """bf16 prefill and packed decode on English text, against fp32: it says the same, up to ties."""
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    ids = load_tokenizer(open_checkpoint(smollm2_path)).encode(text)[:320]
+    with torch.no_grad():
+        expected = smollm2_exact(torch.tensor([ids])).logits[0]
+    running = start(smollm2_path, kernel_choice.load(1), precision="bf16", max_tokens=352)
+    assert running.weights.resident == "bf16+int8+q4"
+    at = [60, 130, 200, 280]
+    prefilled = running.prefill([ids[: index + 1] for index in at])
+    decoded = torch.cat([running.decode([ids[index]], [index]) for index in range(61, 131)])
+    assert divergence(expected[at], prefilled) < 0.01
+    assert divergence(expected[61:131], decoded) < 0.01
+    agreement = (decoded.argmax(-1) == expected[61:131].argmax(-1)).float().mean()
+    assert agreement > 0.95
 
 
 def test_gemma(gemma_path: Path) -> None:

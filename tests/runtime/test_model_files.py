@@ -53,7 +53,7 @@ def model_and_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Pat
 @pytest.mark.parametrize(
     ("family", "arch"), [("llama-tied-llama3", "llama"), ("qwen2-biases", "qwen2"), ("qwen3-qk-norm", "qwen3")]
 )
-def test_gguf_equals_transformers(family: str, arch: str, kind: KINDS, tmp_path: Path) -> None:
+def test_gguf_equals_transformers(family: str, arch: str, kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
     model = make_model(family, tmp_path / "folder")
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
     model = type(model)(model.config).eval()
@@ -62,7 +62,9 @@ def test_gguf_equals_transformers(family: str, arch: str, kind: KINDS, tmp_path:
 
 
 @pytest.mark.parametrize("kind", [KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.F16])
-def test_packed_weights_stay_near(model_and_folder: tuple[Any, Path], kind: KINDS, tmp_path: Path) -> None:
+def test_packed_weights_stay_near(
+    model_and_folder: tuple[Any, Path], kind: gguf.GGMLQuantizationType, tmp_path: Path
+) -> None:
     """bf16 prefill and packed decode of a quantised file, against the file's exact weights."""
     model = make_model("llama-untied", tmp_path / "folder")
     path = write_gguf(tmp_path / "model.gguf", model, "llama", kind)
@@ -73,8 +75,19 @@ def test_packed_weights_stay_near(model_and_folder: tuple[Any, Path], kind: KIND
     assert running.weights.resident.startswith("bf16+")
 
 
-def test_rope_divisors_and_scalings_from_gguf(tmp_path: Path) -> None:
-    """`rope_freqs.weight` (llama3) divides frequencies; yarn keys mean what config.json's mean."""
+def test_rope_divisors_from_gguf(tmp_path: Path) -> None:
+    """`rope_freqs.weight` holds what llama3 scaling divides frequencies by (convert_hf_to_gguf.py)."""
+    model = make_model("llama-tied-llama3", tmp_path / "folder")
+    base = model.config.rope_parameters["rope_theta"]
+    wavelengths = 2 * np.pi * base ** (np.arange(0, 16, 2) / 16)
+    smooth = (64 / wavelengths - 1.0) / (4.0 - 1.0)
+    divisors = np.where(wavelengths < 16, 1.0, np.where(wavelengths > 64, 8.0, 1 / ((1 - smooth) / 8.0 + smooth)))
+    assert len(set(divisors.tolist())) > 2
+    path = write_gguf(tmp_path / "m.gguf", model, "llama", KINDS.F32, rope_divisors=divisors.astype(np.float32))
+    torch.testing.assert_close(start(path, EXACT).prefill(PARTS), logits_of(model), atol=2e-4, rtol=1e-4)
+
+
+def test_yarn_from_gguf(tmp_path: Path) -> None:
     model = make_model("qwen2-yarn", tmp_path / "folder")
     model.config.rope_parameters["rope_theta"] = 10000.0
     changes = {

@@ -84,7 +84,7 @@ def test_seeded_sampling_is_the_same_in_a_crowd(folder: Path) -> None:
         runtime = runtime_of(folder, blocks=64)
         names = ["me", *(f"other{index}" for index in range(crowd))]
         tables = {name: [3 * index, 3 * index + 1, 3 * index + 2] for index, name in enumerate(names)}
-        last = {}
+        last: dict[str, int] = {}
         for index, name in enumerate(names):
             runtime.init_context(name, PROMPT[index:], sampling if name == "me" else GREEDY)
             last |= step(runtime, piece(name, PROMPT[index:], 0, tables[name], sample=True))
@@ -138,7 +138,7 @@ def test_cancel_stops_a_running_step(folder: Path) -> None:
         piece("a", [320], 0, [0]),  # a token outside the vocabulary
         piece("a", [-1], 0, [0]),
         piece("a", [5], -1, [0]),
-        piece("a", [5], 512, list(range(16)) + [0]),  # beyond the window
+        piece("a", [5], 512, [*range(16), 0]),  # beyond the window
     ],
 )
 def test_a_plan_outside_its_bounds_is_refused(folder: Path, bad: SequenceSlice) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from perilune.core import SamplingParams
 from perilune.errors import InternalError, InvalidRequest
@@ -20,8 +21,8 @@ def logits_of(seed: int = 0, vocab: int = VOCAB) -> Row:
     return np.random.default_rng(seed).normal(0, 2, vocab).astype(np.float32)
 
 
-def probabilities(logits: Row) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    weights = np.exp(logits.astype(np.float64) - logits.max())
+def probabilities(logits: Row) -> NDArray[np.float64]:
+    weights: NDArray[np.float64] = np.exp(logits.astype(np.float64) - logits.max())
     return weights / weights.sum()
 
 

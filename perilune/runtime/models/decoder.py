@@ -1,8 +1,8 @@
 """The decoder-only transformer that every architecture of R1 is a case of, over paged KV.
 
 Knows the order of operations; what differs between architectures is in `ModelConfig` and in which weights
-exist. Knows nothing of requests, sampling or schedulers. The residual stream is fp32. After every operation it looks
-at the cancel flag, so the caller bounds the time between looks by bounding the rows of a pass.
+exist. Knows nothing of requests, sampling or schedulers. The residual stream is fp32. After every operation it
+looks at the cancel flag, so the caller bounds the time between looks by bounding the rows of a pass.
 """
 
 from __future__ import annotations
