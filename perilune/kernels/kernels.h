@@ -118,6 +118,8 @@ static inline void phase_wait(phase *p, int total) {
     for (int spins = 1; atomic_load_explicit(&p->done, memory_order_acquire) < total; spins++) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
 #endif
         if (spins % 16384 == 0) sched_yield(); /* more threads than cores */
     }

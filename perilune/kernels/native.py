@@ -28,7 +28,7 @@ from perilune.kernels.interface import (
     RaggedBatch,
     RopeTable,
 )
-from perilune.kernels.memory import zeroed_bytes
+from perilune.kernels.memory import Arena, zeroed_bytes
 from perilune.kernels.packing import TILE_BLOCK_BYTES, check_gguf, check_matrix
 
 Level = Literal["portable", "avx2", "avx512"]
@@ -56,6 +56,7 @@ class NativeKernels:
         self._struct = abi.Context()
         self._context = ctypes.addressof(self._struct)
         self._threads = threads
+        self._arena = Arena()
         self._c.pk_init(self._context, threads, _LEVELS[level])
 
     @property
@@ -200,7 +201,7 @@ class NativeKernels:
 
     def pack_gguf(self, raw: torch.Tensor, rows: int, cols: int, kind: GgufKind) -> PackedLinear:
         blocks = check_gguf(raw, rows, cols, kind)
-        out = _empty_packed("int8" if kind in ("Q5_0", "Q8_0") else "q4", rows, cols)
+        out = self._empty_packed("int8" if kind in ("Q5_0", "Q8_0") else "q4", rows, cols)
         number = abi.GGUF_KINDS[kind]
         self._c.pk_pack_gguf(self._context, blocks.data_ptr(), rows, cols, number, out.data.data_ptr())
         return out
@@ -208,14 +209,14 @@ class NativeKernels:
     def pack_int8(self, weight: torch.Tensor) -> PackedLinear:
         rows, cols = check_matrix(weight, 32)
         source, is_bf16 = abi.number_address(weight.contiguous(), rows, cols)
-        out = _empty_packed("int8", rows, cols)
+        out = self._empty_packed("int8", rows, cols)
         self._c.pk_pack_int8(self._context, source, is_bf16, rows, cols, out.data.data_ptr())
         return out
 
     def pack_bf16(self, weight: torch.Tensor) -> PackedLinear:
         rows, cols = check_matrix(weight, 2)
         source = weight.to(torch.bfloat16).contiguous()
-        out = _empty_packed("bf16", rows, cols)
+        out = self._empty_packed("bf16", rows, cols)
         self._c.pk_pack_bf16(self._context, source.data_ptr(), rows, cols, out.data.data_ptr())
         return out
 
@@ -251,6 +252,12 @@ class NativeKernels:
         _check(status)
         return out
 
+    def _empty_packed(self, kind: PackedKind, rows: int, cols: int) -> PackedLinear:
+        """Zeroed tiles: rows that only fill the last tile up stay zero."""
+        tiles = -(-rows // ROW_TILE)
+        tile_bytes = cols * 2 * ROW_TILE if kind == "bf16" else cols // 32 * TILE_BLOCK_BYTES[kind]
+        return PackedLinear(kind, rows, cols, self._arena.take(tiles * tile_bytes))
+
     # ------------------------------------------------------------------------------------- the whole step
 
     def prepare_decode(self, model: DecodeModel, pool: KVPool) -> DecodePlan:
@@ -280,13 +287,6 @@ class NativeKernels:
         )
         _check(status)
         return logits
-
-
-def _empty_packed(kind: PackedKind, rows: int, cols: int) -> PackedLinear:
-    """Zeroed tiles: rows that only fill the last tile up stay zero."""
-    padded = -(-rows // ROW_TILE)
-    tile_bytes = cols * 2 * ROW_TILE if kind == "bf16" else cols // 32 * TILE_BLOCK_BYTES[kind]
-    return PackedLinear(kind, rows, cols, zeroed_bytes(padded * tile_bytes))
 
 
 def _check(status: int) -> None:

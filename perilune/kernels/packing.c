@@ -89,8 +89,8 @@ static void quantise(const float *x, uint8_t *block, int row) {
     uint16_t d = float_to_half(top / 127.0f);
     float scale = half_to_float(d), inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     for (int k = 0; k < BLOCK_TOKENS; k++) {
-        float q = nearbyintf(x[k] * inverse);
-        quants[k] = (int8_t)(q > 127.0f ? 127.0f : (q < -127.0f ? -127.0f : q));
+        long q = lrintf(x[k] * inverse);
+        quants[k] = (int8_t)(q > 127 ? 127 : (q < -127 ? -127 : q));
     }
     put_int8(block, row, d, quants);
 }

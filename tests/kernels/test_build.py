@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from perilune.kernels import build, load, openmp
+from perilune.kernels.memory import Arena, zeroed_bytes
 from perilune.kernels.native import NativeKernels
 from perilune.kernels.reference import ReferenceKernels
 
@@ -50,3 +51,19 @@ def test_library_name_follows_sources(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_arm_compiles_no_x86_units() -> None:
     assert [unit.name for unit in build.units("aarch64") if "avx" in unit.name] == []
     assert {"isa_avx2", "isa_avx512"} <= {unit.name for unit in build.units("x86_64")}
+
+
+def test_arena_pieces_are_apart_aligned_and_zero() -> None:
+    arena = Arena()
+    pieces = [arena.take(size) for size in (100, 64, 20 << 20, 1, 9 << 20, 9 << 20, 9 << 20, 9 << 20)]
+    for number, piece in enumerate(pieces):
+        assert piece.data_ptr() % 64 == 0
+        assert not piece.any()
+        piece.fill_(number + 1)
+    assert all((piece == number + 1).all() for number, piece in enumerate(pieces))
+
+
+def test_zeroed_bytes_start_on_a_huge_page() -> None:
+    memory = zeroed_bytes(5)
+    assert memory.data_ptr() % (2 << 20) == 0
+    assert memory.tolist() == [0] * 5
