@@ -22,8 +22,9 @@ def logits_of(seed: int = 0, vocab: int = VOCAB) -> Row:
 
 
 def probabilities(logits: Row) -> NDArray[np.float64]:
-    weights: NDArray[np.float64] = np.exp(logits.astype(np.float64) - logits.max())
-    return weights / weights.sum()
+    weights = np.exp(logits.astype(np.float64) - logits.max())
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
 
 
 def draws(logits: Row, count: int, **params: object) -> Counter[int]:
