@@ -21,6 +21,9 @@ from perilune.engine.sequence import EngineSequence
 
 _LEAST_S = 1e-7  # seconds a token, of a step too short to measure
 
+SOLO_BLOCKS = 4
+"""Least blocks of a solo chunk: on a slow or busy machine smaller ones would be all overhead."""
+
 LAYER_S = 0.02
 """Longest time between two polls of the cancel flag that chunk sizes aim at."""
 
@@ -54,24 +57,48 @@ def is_batch(sequence: EngineSequence) -> bool:
     return sequence.service_class == ServiceClass.P2_BATCH
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkBudget:
+    """What prompt chunks of one step may take. `least_blocks` run whatever they take; `solo`: nobody is kept
+    waiting."""
+
+    seconds: float
+    least_blocks: int
+    solo: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    context_tokens: int
+    tokens: int
+    seconds: float
+
+
 class ChunkController:
-    """Learns seconds per prompt token by context length (powers of two), and seconds of a decode step."""
+    """Sizes chunks to a time: the last size, corrected by how long it took and by the growth of the context.
+
+    Correcting the size itself (at most ×2 down, ×1.5 up a step) finds the right one whatever part of a step is
+    fixed cost; a rate alone settles on chunks that are too small. Rates, seconds per prompt token by context
+    length in powers of two, serve for predictions and for first sizes.
+    """
 
     def __init__(self, limits: EngineLimits, num_layers: int, initial_tokens_per_s: float = 400.0) -> None:
         self._guard_s = limits.guard_s
         self._solo_s = limits.solo_s or max(limits.guard_s, LAYER_S * num_layers)
-        self._initial = 1.0 / initial_tokens_per_s
+        self._initial_s = 1.0 / initial_tokens_per_s
         self._prefill_s: dict[int, float] = {}
         self._decode_s = 0.0
+        self._last: dict[bool, _Chunk] = {}  # by `ChunkBudget.solo`
+        self._proposed: tuple[bool, int, int] | None = None
 
     def prefill_s(self, context_tokens: int) -> float:
-        """Seconds per prompt token at a context length: measured there, else at the nearest shorter, else
-        longer."""
+        """Seconds per prompt token at a context length: measured there, else at the nearest one, shorter
+        first."""
         bucket = context_tokens.bit_length()
         if bucket in self._prefill_s:
             return self._prefill_s[bucket]
         known = sorted(self._prefill_s, key=lambda b: (b > bucket, abs(b - bucket)))
-        return self._prefill_s[known[0]] if known else self._initial
+        return self._prefill_s[known[0]] if known else self._initial_s
 
     def predict_s(self, start: int, tokens: int) -> float:
         """Seconds to prefill `tokens` from `start` on."""
@@ -82,29 +109,41 @@ class ChunkController:
             position = end
         return seconds
 
-    def budget_s(self, decoding: int, prefilling: Sequence[EngineSequence]) -> float:
-        """Seconds of prefill that this step may take."""
+    def budget(self, decoding: int, prefilling: Sequence[EngineSequence]) -> ChunkBudget:
+        """What the next step's prompt chunks may take."""
         if decoding:
-            return max(0.0, self._guard_s - self._decode_s)
-        return self._guard_s if all(map(is_batch, prefilling)) else self._solo_s
+            return ChunkBudget(max(0.0, self._guard_s - self._decode_s), 1, solo=False)
+        if all(map(is_batch, prefilling)):
+            return ChunkBudget(self._guard_s, 1, solo=False)
+        return ChunkBudget(self._solo_s, SOLO_BLOCKS, solo=True)
 
-    def chunk(self, context_tokens: int, seconds: float) -> int:
-        """Prompt tokens that fit `seconds`: whole blocks, at least one."""
-        blocks = int(seconds / self.prefill_s(context_tokens)) // BLOCK_TOKENS
-        return max(1, blocks) * BLOCK_TOKENS
+    def chunk(self, context_tokens: int, budget: ChunkBudget) -> int:
+        """Prompt tokens that fit a budget, in whole blocks."""
+        rate = self.prefill_s(context_tokens)
+        last = self._last.get(budget.solo)
+        if last is None:
+            tokens = budget.seconds / rate
+        else:
+            change = min(1.5, max(0.5, budget.seconds / last.seconds))
+            tokens = last.tokens * change * self.prefill_s(last.context_tokens) / rate
+        size = max(budget.least_blocks, round(tokens / BLOCK_TOKENS)) * BLOCK_TOKENS
+        self._proposed = (budget.solo, context_tokens, size)
+        return size
 
     def observe(self, prefilled: Sequence[tuple[int, int]], decoding: int, seconds: float) -> None:
         """A step took `seconds`: `prefilled` are (start, tokens) of its chunks, `decoding` its decode rows."""
         if not prefilled:
             self._decode_s = _blend(self._decode_s or seconds, seconds)
             return
-        spent = seconds - self._decode_s if decoding else seconds
-        predicted = sum(tokens * self.prefill_s(start) for start, tokens in prefilled)
-        error = max(spent, 0.1 * seconds) / predicted
+        spent = max(seconds - self._decode_s, 0.1 * seconds) if decoding else seconds
+        error = spent / sum(tokens * self.prefill_s(start) for start, tokens in prefilled)
         for start, tokens in prefilled:
             if tokens >= BLOCK_TOKENS:  # a ragged tail says little about whole chunks
                 bucket, measured = start.bit_length(), max(_LEAST_S, self.prefill_s(start) * error)
                 self._prefill_s[bucket] = _blend(self._prefill_s.get(bucket, measured), measured)
+        start, tokens = prefilled[0]
+        if len(prefilled) == 1 and self._proposed is not None and self._proposed[1:] == (start, tokens):
+            self._last[self._proposed[0]] = _Chunk(start, tokens, max(_LEAST_S * tokens, spent))
 
 
 def _blend(old: float, new: float) -> float:

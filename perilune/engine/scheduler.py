@@ -10,6 +10,7 @@ another, so the oldest always gets on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from perilune.core import (
     BLOCK_TOKENS,
@@ -142,7 +143,7 @@ class Scheduler:
         if self._residency.saving_share > self._limits.save_share:  # an ingest waits for its disk
             sequences = [s for s in sequences if not (is_batch(s) and s.owner)]
         decoding = len(slices)
-        seconds = self._controller.budget_s(decoding, sequences)
+        budget = self._controller.budget(decoding, sequences)
         for sequence in sorted(sequences, key=rank):
             if sequence.state is not SequenceState.RUNNING:  # gave its blocks to an earlier one
                 continue
@@ -151,11 +152,15 @@ class Scheduler:
                 self._finish_prompt(sequence)
                 continue
             tokens = self._limits.chunk_tokens + decoding - sum(len(s.token_ids) for s in slices.values())
-            if len(slices) > decoding and seconds < BLOCK_TOKENS * self._controller.prefill_s(sequence.computed):
+            if len(slices) > decoding and budget.seconds < BLOCK_TOKENS * self._controller.prefill_s(
+                sequence.computed
+            ):
                 return
-            size = sequence.next_chunk(min(tokens, self._controller.chunk(sequence.computed, seconds)))
+            chunk = self._controller.chunk(sequence.computed, budget)
+            size = sequence.next_chunk(min(tokens, chunk))
             if size > 0 and self._plan_slice(sequence, size, slices):
-                seconds -= self._controller.predict_s(sequence.computed, size)
+                spent_s = self._controller.predict_s(sequence.computed, size)
+                budget = replace(budget, seconds=budget.seconds - spent_s)
 
     def _plan_slice(self, sequence: EngineSequence, size: int, slices: dict[str, SequenceSlice]) -> bool:
         start, end = sequence.computed, sequence.computed + size

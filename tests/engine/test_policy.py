@@ -1,0 +1,82 @@
+"""Step sizes follow measured speeds; order within a class is fixed on arrival."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perilune.core import ServiceClass
+from perilune.engine.policy import ChunkBudget, ChunkController, EngineLimits, rank, sacrifice
+from perilune.engine.sequence import EngineSequence
+from tests.engine.harness import Listener, spec, text
+
+
+def sequence(serial: int, arrival_s: float = 0.0, tokens: int = 640) -> EngineSequence:
+    return EngineSequence(spec(f"s{serial}", text(1, tokens)), Listener(), [], serial, arrival_s)
+
+
+def learned(fixed_s: float, token_s: float, context_s: float, seconds: float, context: int) -> int:
+    """The chunk that a controller settles on, on a machine of this speed."""
+    controller = ChunkController(EngineLimits(), 30)
+    budget = ChunkBudget(seconds, 1, solo=False)
+    for _ in range(60):
+        chunk = controller.chunk(context, budget)
+        controller.observe([(context, chunk)], 0, fixed_s + chunk * (token_s + context_s * context))
+    return controller.chunk(context, budget)
+
+
+@given(
+    token_s=st.floats(0.0002, 0.004),
+    fixed_s=st.floats(0.0, 0.05),
+    context=st.sampled_from([0, 100, 2000, 8000]),
+)
+def test_chunks_settle_on_the_step_time(token_s: float, fixed_s: float, context: int) -> None:
+    context_s = 1e-7
+    chunk = learned(fixed_s, token_s, context_s, 0.15, context)
+    step_s = fixed_s + chunk * (token_s + context_s * context)
+    block_s = 32 * (token_s + context_s * context)
+    assert step_s <= 0.15 + 0.75 * block_s or chunk == 32
+    assert step_s >= 0.15 - 0.75 * block_s
+
+
+def test_rates_of_other_contexts_are_borrowed_until_measured() -> None:
+    controller = ChunkController(EngineLimits(), 30)
+    controller.observe([(0, 320)], 0, 0.32)
+    assert controller.prefill_s(5000) == pytest.approx(0.001)
+    controller.observe([(5000, 320)], 0, 0.96)
+    assert controller.prefill_s(5000) == pytest.approx(0.003)
+    assert controller.prefill_s(0) == pytest.approx(0.001)
+    assert controller.predict_s(0, 10_000) == pytest.approx(4096 * 0.001 + 5904 * 0.003, rel=0.01)
+
+
+def test_decode_time_is_taken_off_the_guard() -> None:
+    controller = ChunkController(EngineLimits(guard_s=0.15), 30)
+    for _ in range(20):
+        controller.observe([], 4, 0.05)
+    assert controller.budget(4, [sequence(1)]).seconds == pytest.approx(0.1)
+
+
+def test_a_lone_prompt_may_take_as_long_as_its_layers_allow() -> None:
+    assert ChunkController(EngineLimits(), 30).budget(0, [sequence(1)]).seconds == pytest.approx(0.6)
+    assert ChunkController(EngineLimits(), 4).budget(0, [sequence(1)]).seconds == pytest.approx(0.15)
+    assert ChunkController(EngineLimits(solo_s=0.3), 30).budget(0, [sequence(1)]).seconds == pytest.approx(0.3)
+
+
+def test_the_youngest_of_the_lowest_class_gives_way_first() -> None:
+    old, young = sequence(1), sequence(2)
+    batch = EngineSequence(spec("b", text(1, 9), service_class=ServiceClass.P2_BATCH), Listener(), [], 0, 0.0)
+    assert max([old, batch, young], key=sacrifice) is batch
+    assert max([old, young], key=sacrifice) is young
+    assert min([batch, young, old], key=rank) is old
+
+
+@given(limit=st.integers(1, 400), tokens=st.integers(1, 400), done=st.integers(0, 399))
+def test_chunks_never_leave_one_token(limit: int, tokens: int, done: int) -> None:
+    subject = sequence(1, tokens=tokens)
+    subject.computed = min(done, tokens - 1)
+    size = subject.next_chunk(limit)
+    left = subject.remaining - size
+    assert 0 <= size <= min(limit, subject.remaining)
+    assert left != 1
+    assert size > 0 or limit < 2
