@@ -84,7 +84,7 @@ class TorchRuntime:
         self._stepping = threading.Lock()
         window = max_context_tokens or config.max_context_tokens
         self._max_context_tokens = min(window, num_blocks * BLOCK_TOKENS)
-        self._pass_rows = _pass_rows(weights)
+        self._pass = _PassSize(weights)
 
     # ---------------------------------------------------------------------------------------------- properties
 
@@ -112,7 +112,7 @@ class TorchRuntime:
     @property
     def pass_rows(self) -> int:
         """Most prompt tokens between two looks at every layer; longer chunks run as several passes."""
-        return self._pass_rows
+        return self._pass.rows
 
     # ------------------------------------------------------------------------------------------------ contexts
 
@@ -136,7 +136,9 @@ class TorchRuntime:
             decode, prefill = self._split(plan)
             for first in range(0, len(decode), MAX_DECODE_ROWS):
                 logits |= self._run_decode(decode[first : first + MAX_DECODE_ROWS], cancelled)
-            for pieces in _passes(prefill, self._pass_rows):
+            if sum(len(piece.token_ids) for piece in prefill) > self._pass.rows:
+                self._pass.probe()
+            for pieces in _passes(prefill, self._pass.rows):
                 logits |= self._run_prefill(pieces, cancelled)
             return self._sample(plan, logits)
 
@@ -265,14 +267,26 @@ def _passes(slices: Sequence[SequenceSlice], rows: int) -> Iterator[list[_Piece]
         yield pieces
 
 
-def _pass_rows(weights: ModelWeights) -> int:
-    """Rows for which the largest product of a layer takes about `OPERATION_S`, by a measured rate."""
-    matrix = weights.layers[0].gate_up
-    rows = torch.zeros(_PROBE_ROWS, matrix.shape[1], dtype=matrix.dtype)
-    best = float("inf")
-    for _ in range(3):
+class _PassSize:
+    """Rows for which the largest product of a layer takes about `OPERATION_S`, by the best rate seen so far.
+
+    A busy neighbour at start would otherwise leave passes too small for good, so long steps measure once more.
+    """
+
+    def __init__(self, weights: ModelWeights) -> None:
+        self._matrix = weights.layers[0].gate_up
+        self._input = torch.zeros(_PROBE_ROWS, self._matrix.shape[1], dtype=self._matrix.dtype)
+        self._best_s = float("inf")
+        for _ in range(3):
+            self.probe()
+
+    @property
+    def rows(self) -> int:
+        fitting = int(_PROBE_ROWS * OPERATION_S / self._best_s)
+        return max(MIN_PASS_ROWS, min(MAX_PASS_ROWS, fitting // BLOCK_TOKENS * BLOCK_TOKENS))
+
+    def probe(self) -> None:
+        """Time one product; milliseconds."""
         start = time.perf_counter()
-        linear(rows, matrix)
-        best = min(best, time.perf_counter() - start)
-    fitting = int(_PROBE_ROWS * OPERATION_S / max(best, 1e-9))
-    return max(MIN_PASS_ROWS, min(MAX_PASS_ROWS, fitting // BLOCK_TOKENS * BLOCK_TOKENS))
+        linear(self._input, self._matrix)
+        self._best_s = min(self._best_s, max(time.perf_counter() - start, 1e-9))

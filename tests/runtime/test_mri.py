@@ -62,7 +62,8 @@ class TestExact(MRIContract):
 def test_kv_does_not_depend_on_chunks_batch_or_passes(
     folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perilune.runtime.torch_runtime._pass_rows", lambda weights: rows)
+    for bound in ("MIN_PASS_ROWS", "MAX_PASS_ROWS"):
+        monkeypatch.setattr(f"perilune.runtime.torch_runtime.{bound}", rows)
     runtime = runtime_of(folder)
     prompt = (PROMPT * 3)[:160]
     runtime.init_context("a", prompt, GREEDY)
