@@ -241,12 +241,12 @@ EXPORT int pk_attention(const context *ctx, const pool *kv, int layer, const bat
 
 /* ------------------------------------------------------------------------------------------------- decode */
 
-int decode_parts(const context *ctx, const batch *rows, const heads *shape) {
-    int longest = 1, heads_all = rows->num_sequences * shape->num_kv_heads;
+/* Parts lie at fixed positions, so that a row's sum has the same order in any batch and with any number of threads. */
+int decode_parts(const batch *rows) {
+    int longest = 1;
     for (int s = 0; s < rows->num_sequences; s++)
         if (rows->kv_lengths[s] > longest) longest = rows->kv_lengths[s];
-    int tiles = (longest + TILE_TOKENS - 1) / TILE_TOKENS, wanted = (16 * ctx->threads + heads_all - 1) / heads_all;
-    return wanted < tiles ? wanted : tiles;
+    return (longest + PART_TILES * TILE_TOKENS - 1) / (PART_TILES * TILE_TOKENS);
 }
 
 int64_t decode_scratch_floats(const batch *rows, const heads *shape, int parts) {
@@ -271,9 +271,9 @@ static void run_part(const decode_job *job, int sequence, int head, int part, wo
     const uint16_t *q = job->q + ((int64_t)sequence * shape->num_q_heads + head * group) * dim;
     int groups = fold_rows(space, shape, q, 1, length - 1, job->window);
     kv_head at = {job->kv, job->rows->block_tables + (int64_t)sequence * job->rows->max_blocks, job->layer, head, length};
-    int begin = space->groups[0].first[0] / TILE_TOKENS, tiles = (length - 1) / TILE_TOKENS + 1 - begin;
-    int from = begin + (int)((int64_t)tiles * part / job->parts);
-    int to = begin + (int)((int64_t)tiles * (part + 1) / job->parts);
+    int begin = space->groups[0].first[0] / TILE_TOKENS, end = (length - 1) / TILE_TOKENS + 1;
+    int from = part * PART_TILES > begin ? part * PART_TILES : begin;
+    int to = (part + 1) * PART_TILES < end ? (part + 1) * PART_TILES : end;
     for (int tile = from; tile < to; tile++) {
         kv_tile open = open_tile(&at, tile, to - 1, space);
         attend_tile(job->ctx->ops, space, groups, &open, shape->scale * LOG2_E);
@@ -305,7 +305,7 @@ void decode_merge(const decode_job *job, int sequence, int q_head, float *out) {
 EXPORT int pk_decode_attention(const context *ctx, const pool *kv, int layer, const batch *rows, const heads *shape, int window,
                         const uint16_t *q, uint16_t *out) {
     if (!batch_is_valid(rows, kv, 0)) return STATUS_BAD_BATCH;
-    int parts = decode_parts(ctx, rows, shape), total = rows->num_sequences * shape->num_q_heads;
+    int parts = decode_parts(rows), total = rows->num_sequences * shape->num_q_heads;
     int64_t bytes = align64(attention_scratch_bytes(shape));
     float *floats = aligned_alloc(64, (size_t)align64(4 * decode_scratch_floats(rows, shape, parts)));
     uint8_t *scratch = aligned_alloc(64, (size_t)(bytes * ctx->threads));

@@ -21,6 +21,7 @@
 #define GROUP_ROWS 6    /* query rows that share registers in attention */
 #define TILE_BLOCKS 2   /* KV blocks of one attention tile, at even block numbers */
 #define TILE_TOKENS (TILE_BLOCKS * BLOCK_TOKENS)
+#define PART_TILES 4 /* of a sequence's KV that one thread attends at a time at decode */
 #define MAX_PARTS 3
 #define MASKED (-1e30f) /* score of a key that a row doesn't see; finite, so that no NaN arises */
 
@@ -160,7 +161,7 @@ typedef struct decode_job {
     uint8_t *scratch;      /* per thread, attention_scratch_bytes each */
 } decode_job;
 
-int decode_parts(const context *ctx, const batch *rows, const heads *shape);
+int decode_parts(const batch *rows);
 int64_t decode_scratch_floats(const batch *rows, const heads *shape, int parts);
 int64_t attention_scratch_bytes(const heads *shape);
 void decode_partials(const decode_job *job, phase *at, int thread);

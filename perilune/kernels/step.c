@@ -176,7 +176,7 @@ EXPORT int pk_decode_step(const context *ctx, const decode_model *model, const p
         if (model->layers[i].angles.max_positions < positions) positions = model->layers[i].angles.max_positions;
     if (!batch_is_valid(rows, kv, positions)) return STATUS_BAD_BATCH;
     step s = {.ctx = ctx, .model = model, .kv = kv, .rows = rows, .cancel = cancel, .x = x, .logits = logits};
-    s.parts = decode_parts(ctx, rows, &model->shape);
+    s.parts = decode_parts(rows);
     uint8_t *memory = aligned_alloc(64, (size_t)lay_out(&s, NULL));
     if (!memory) return STATUS_NO_MEMORY;
     lay_out(&s, memory);
