@@ -6,9 +6,9 @@ Order (spec E2, E3): by class, then by the time a sequence would have ended had 
 So short questions pass long prompts, and nobody starves: a sequence's own figure is fixed, while later
 arrivals' grow.
 
-Step size (spec E1, E6), the rule: a step takes as many prompt tokens as fit `guard_s` while somebody decodes or
-only batch work runs, else `solo_s`; seconds a token are measured by context length. One layer of a solo step
-stays under 20 ms (design: cancellation), so `solo_s` is 20 ms × layers.
+Step size (spec E1, E6), the rule: a step takes as many prompt tokens as fit `guard_s` (150 ms) while somebody
+decodes or only batch work runs, else `solo_s` (600 ms). So a stream stutters by at most the one, and a new question
+waits for at most the other. Cancelling doesn't depend on it: the runtime polls its flag inside a step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ _LEAST_S = 1e-7  # seconds a token, of a step too short to measure
 SOLO_BLOCKS = 4
 """Least blocks of a solo chunk: on a slow or busy machine smaller ones would be all overhead."""
 
-LAYER_S = 0.02
-"""Longest time between two polls of the cancel flag that chunk sizes aim at."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -37,7 +34,7 @@ class EngineLimits:
     chunk_tokens: int = 4096
     queue: int = 48
     guard_s: float = 0.15
-    solo_s: float | None = None  # None: `LAYER_S` for each layer of the model
+    solo_s: float = 0.6
     load_floor_s: float = 1.0  # a load may take this long even where computing would be faster
     save_share: float = 0.25  # of the pool that may be held by unfinished saves
 
@@ -82,9 +79,8 @@ class ChunkController:
     length in powers of two, serve for predictions and for first sizes.
     """
 
-    def __init__(self, limits: EngineLimits, num_layers: int, initial_tokens_per_s: float = 400.0) -> None:
-        self._guard_s = limits.guard_s
-        self._solo_s = limits.solo_s or max(limits.guard_s, LAYER_S * num_layers)
+    def __init__(self, limits: EngineLimits, initial_tokens_per_s: float = 400.0) -> None:
+        self._limits = limits
         self._initial_s = 1.0 / initial_tokens_per_s
         self._prefill_s: dict[int, float] = {}
         self._decode_s = 0.0
@@ -112,10 +108,10 @@ class ChunkController:
     def budget(self, decoding: int, prefilling: Sequence[EngineSequence]) -> ChunkBudget:
         """What the next step's prompt chunks may take."""
         if decoding:
-            return ChunkBudget(max(0.0, self._guard_s - self._decode_s), 1, solo=False)
+            return ChunkBudget(max(0.0, self._limits.guard_s - self._decode_s), 1, solo=False)
         if all(map(is_batch, prefilling)):
-            return ChunkBudget(self._guard_s, 1, solo=False)
-        return ChunkBudget(self._solo_s, SOLO_BLOCKS, solo=True)
+            return ChunkBudget(self._limits.guard_s, 1, solo=False)
+        return ChunkBudget(self._limits.solo_s, SOLO_BLOCKS, solo=True)
 
     def chunk(self, context_tokens: int, budget: ChunkBudget) -> int:
         """Prompt tokens that fit a budget, in whole blocks."""

@@ -52,7 +52,7 @@ class Stepper:
         self._deaf: list[str] = []  # sequences whose listener raised
         self.cache = PrefixCache()
         self.pool = BlockPool(runtime.num_blocks, self._evicted)
-        self._controller = ChunkController(limits, runtime.kv_spec.num_layers)
+        self._controller = ChunkController(limits)
         self._residency = Residency(
             self.pool,
             self.cache,

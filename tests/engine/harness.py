@@ -170,7 +170,7 @@ class Bench:
         self.loader, self.saver, self.watcher = ManualWorker(), ManualWorker(), Watcher()
         self.ended: list[str] = []
         self.flag = CancelFlag()
-        self.limits = EngineLimits(**{"solo_s": 0.6, **limits})  # type: ignore[arg-type]
+        self.limits = EngineLimits(**limits)  # type: ignore[arg-type]
         self.stepper = Stepper(
             self.runtime,
             store,

@@ -32,7 +32,7 @@ class Running:
     def __init__(self, runtime: FakeRuntime | None = None, store: KVStore | None = None, **limits: float) -> None:
         self.runtime = runtime or FakeRuntime(num_blocks=256)
         self.watcher = Watcher()
-        chosen = EngineLimits(**{"solo_s": 0.6, **limits})  # type: ignore[arg-type]
+        chosen = EngineLimits(**limits)  # type: ignore[arg-type]
         self.engine = EngineLoop(self.runtime, store, chosen, observer=self.watcher)
         self.engine.start()
 

@@ -18,7 +18,7 @@ def sequence(serial: int, arrival_s: float = 0.0, tokens: int = 640) -> EngineSe
 
 def learned(fixed_s: float, token_s: float, context_s: float, seconds: float, context: int) -> int:
     """The chunk that a controller settles on, on a machine of this speed."""
-    controller = ChunkController(EngineLimits(), 30)
+    controller = ChunkController(EngineLimits())
     budget = ChunkBudget(seconds, 1, solo=False)
     for _ in range(60):
         chunk = controller.chunk(context, budget)
@@ -41,7 +41,7 @@ def test_chunks_settle_on_the_step_time(token_s: float, fixed_s: float, context:
 
 
 def test_rates_of_other_contexts_are_borrowed_until_measured() -> None:
-    controller = ChunkController(EngineLimits(), 30)
+    controller = ChunkController(EngineLimits())
     controller.observe([(0, 320)], 0, 0.32)
     assert controller.prefill_s(5000) == pytest.approx(0.001)
     controller.observe([(5000, 320)], 0, 0.96)
@@ -51,16 +51,17 @@ def test_rates_of_other_contexts_are_borrowed_until_measured() -> None:
 
 
 def test_decode_time_is_taken_off_the_guard() -> None:
-    controller = ChunkController(EngineLimits(guard_s=0.15), 30)
+    controller = ChunkController(EngineLimits(guard_s=0.15))
     for _ in range(20):
         controller.observe([], 4, 0.05)
     assert controller.budget(4, [sequence(1)]).seconds == pytest.approx(0.1)
 
 
-def test_a_lone_prompt_may_take_as_long_as_its_layers_allow() -> None:
-    assert ChunkController(EngineLimits(), 30).budget(0, [sequence(1)]).seconds == pytest.approx(0.6)
-    assert ChunkController(EngineLimits(), 4).budget(0, [sequence(1)]).seconds == pytest.approx(0.15)
-    assert ChunkController(EngineLimits(solo_s=0.3), 30).budget(0, [sequence(1)]).seconds == pytest.approx(0.3)
+def test_a_lone_prompt_may_take_longer_and_batch_work_may_not() -> None:
+    controller = ChunkController(EngineLimits(guard_s=0.1, solo_s=0.5))
+    batch = EngineSequence(spec("b", text(1, 9), service_class=ServiceClass.P2_BATCH), Listener(), [], 0, 0.0)
+    assert controller.budget(0, [sequence(1), batch]).seconds == 0.5
+    assert controller.budget(0, [batch]).seconds == 0.1
 
 
 def test_the_youngest_of_the_lowest_class_gives_way_first() -> None:
