@@ -410,8 +410,12 @@ for number in itertools.count(int(sys.argv[2])):
 """
 
 
-def check_after_kill(folder: Folder, said: list[str]) -> None:
+def check_after_kill(folder: Folder, said: list[str]) -> bool:
+    """Everything announced is there, and nothing wrong. True when the kill cut a save or a forget in two."""
+    swept = folder.counts.sums["kv_disk_swept_files_total"]
     store = folder.open()
+    cut = folder.counts.sums["kv_disk_swept_files_total"] > swept
+    cut = cut or any(entry.blocks < 150 for entry in store.entries())
     forgotten = {line.split()[1] for line in said if line.startswith("forgetting")}
     kept = [name for name in said if name.startswith("doc") and name not in forgotten]
     for name in kept:
@@ -427,6 +431,7 @@ def check_after_kill(folder: Folder, said: list[str]) -> None:
     assert store.size_bytes == sum(path.stat().st_size for path in folder.segments())
     assert not list(folder.path.glob("*.tmp"))
     store.close()
+    return cut
 
 
 def test_kill_9_while_saving_leaves_a_usable_store(tmp_path: Path) -> None:
@@ -446,10 +451,9 @@ def test_kill_9_while_saving_leaves_a_usable_store(tmp_path: Path) -> None:
         said = writer.stdout.read().splitlines()
         writer.stdout.close()
         writer.wait()
-        interrupted += bool(list(folder.path.glob("*.tmp"))) or len(said) > 0
-        check_after_kill(folder, [line for line in said if line])
+        interrupted += check_after_kill(folder, said)
         shutil.rmtree(folder.path)
-    assert interrupted > 12, "the kills never came in the middle of the work"
+    assert interrupted >= 6, "the kills don't come in the middle of the work"
 
 
 # --------------------------------------------------------------------------------------------- speed
