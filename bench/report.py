@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,11 @@ def parse_options(
     rounds: int = 5,
     engines: Sequence[str] = (),
 ) -> Options:
-    """Read the command line. `engines` are those that can take part; empty where a bench has no peers."""
+    """Read the command line. `engines` are those that can take part; empty where a bench has no peers.
+
+    From here on SIGTERM ends the bench like Ctrl-C does, so that no worker or server stays behind.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="end within 45 s; peers may be recorded readings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
