@@ -59,16 +59,16 @@ EXPORT void pk_gated_act(const context *ctx, const void *gate_up, int is_bf16, i
     }
 }
 
-static void store_k(const float *k, int dim, int slot, uint16_t *block) {
-    for (int d = 0; d < dim; d += 2) {
-        uint16_t pair[2] = {float_to_bf16(k[d]), float_to_bf16(k[d + 1])};
-        memcpy(block + d * BLOCK_TOKENS + 2 * slot, pair, 4);
-    }
+static void store_k(const kernel_ops *ops, const float *k, int dim, int slot, uint16_t *block) {
+    uint16_t rounded[dim];
+    ops->to_bf16(k, dim, rounded);
+    for (int d = 0; d < dim; d += 2) memcpy(block + d * BLOCK_TOKENS + 2 * slot, rounded + d, 4);
 }
 
-static void store_v(const float *v, int dim, int slot, uint16_t *block) {
-    uint16_t *out = block + slot / 2 * 2 * dim + slot % 2;
-    for (int d = 0; d < dim; d++) out[2 * d] = float_to_bf16(v[d]);
+static void store_v(const kernel_ops *ops, const float *v, int dim, int slot, uint16_t *block) {
+    uint16_t rounded[dim], *out = block + slot / 2 * 2 * dim + slot % 2;
+    ops->to_bf16(v, dim, rounded);
+    for (int d = 0; d < dim; d++) out[2 * d] = rounded[d];
 }
 
 void rope_store_heads(const rope_job *job, float *qkv, int sequence, int position, int begin, int end, uint16_t *q_out) {
@@ -80,14 +80,14 @@ void rope_store_heads(const rope_job *job, float *qkv, int sequence, int positio
     for (int h = begin; h < end; h++) {
         float *x = qkv + (int64_t)h * dim;
         if (h >= nq + nk) {
-            store_v(x, dim, slot, (uint16_t *)kv_half(job->kv, job->layer, 1, block, h - nq - nk));
+            store_v(job->ops, x, dim, slot, (uint16_t *)kv_half(job->kv, job->layer, 1, block, h - nq - nk));
             continue;
         }
         const float *weight = !job->norm ? NULL : h < nq ? job->norm->q_weight : job->norm->k_weight;
         if (weight) job->ops->rms_norm(x, weight, dim, job->norm->eps, job->norm->offset, x);
         job->ops->rotate(x, cos, sin, dim / 2);
         if (h < nq) job->ops->to_bf16(x, dim, q_out + (int64_t)h * dim);
-        else store_k(x, dim, slot, (uint16_t *)kv_half(job->kv, job->layer, 0, block, h - nq));
+        else store_k(job->ops, x, dim, slot, (uint16_t *)kv_half(job->kv, job->layer, 0, block, h - nq));
     }
 }
 

@@ -131,7 +131,8 @@ def test_bad_batches_are_refused(native: NativeKernels) -> None:
     stray.block_tables[0, 1] = pool.num_blocks
     with pytest.raises(ValueError, match="blocks or positions"):
         native.attention(q, pool, 1, stray, case.heads)
-    longer = RaggedBatch(batch.cu_q, batch.kv_lengths + 320, batch.block_tables)
+    beyond = torch.zeros(64, dtype=torch.int32)  # what lies after the table in memory would pass as block numbers
+    longer = RaggedBatch(batch.cu_q, batch.kv_lengths + 320, beyond[:2].view(1, 2))
     with pytest.raises(ValueError, match="blocks or positions"):
         native.attention(q, pool, 1, longer, case.heads)
     with pytest.raises(ValueError, match="doesn't fit"):
