@@ -156,6 +156,12 @@ int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions) {
     return 1;
 }
 
+int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions) {
+    for (int s = 0; s < rows->num_sequences; s++)
+        if (rows->cu_q[s] != s || rows->cu_q[s + 1] != s + 1) return 0;
+    return batch_is_valid(rows, kv, max_positions);
+}
+
 /* ------------------------------------------------------------------------------------------------ prefill */
 
 typedef struct prefill_item {
@@ -304,7 +310,7 @@ void decode_merge(const decode_job *job, int sequence, int q_head, float *out) {
 
 EXPORT int pk_decode_attention(const context *ctx, const pool *kv, int layer, const batch *rows, const heads *shape, int window,
                         const uint16_t *q, uint16_t *out) {
-    if (!batch_is_valid(rows, kv, 0)) return STATUS_BAD_BATCH;
+    if (!decode_batch_is_valid(rows, kv, 0)) return STATUS_BAD_BATCH;
     int parts = decode_parts(rows), total = rows->num_sequences * shape->num_q_heads;
     int64_t bytes = align64(attention_scratch_bytes(shape));
     float *floats = aligned_alloc(64, (size_t)align64(4 * decode_scratch_floats(rows, shape, parts)));

@@ -166,7 +166,8 @@ int64_t decode_scratch_floats(const batch *rows, const heads *shape, int parts);
 int64_t attention_scratch_bytes(const heads *shape);
 void decode_partials(const decode_job *job, phase *at, int thread);
 void decode_merge(const decode_job *job, int sequence, int q_head, float *out);
-int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions);
+int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* 0: no limit of positions */
+int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* and one row a sequence */
 
 /* rows.c: norm, rotate and store the heads begin … end-1 (q heads, k heads, v heads) of one row; `qkv` is overwritten */
 typedef struct rope_job {

@@ -174,7 +174,7 @@ EXPORT int pk_decode_step(const context *ctx, const decode_model *model, const p
     int64_t positions = model->layers[0].angles.max_positions;
     for (int i = 1; i < model->num_layers; i++)
         if (model->layers[i].angles.max_positions < positions) positions = model->layers[i].angles.max_positions;
-    if (!batch_is_valid(rows, kv, positions)) return STATUS_BAD_BATCH;
+    if (!decode_batch_is_valid(rows, kv, positions)) return STATUS_BAD_BATCH;
     step s = {.ctx = ctx, .model = model, .kv = kv, .rows = rows, .cancel = cancel, .x = x, .logits = logits};
     s.parts = decode_parts(rows);
     uint8_t *memory = aligned_alloc(64, (size_t)lay_out(&s, NULL));

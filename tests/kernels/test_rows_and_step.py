@@ -103,3 +103,7 @@ def test_decode_step_refuses_what_does_not_fit(native: NativeKernels) -> None:
     )
     with pytest.raises(ValueError, match="blocks or positions"):
         native.decode_step(plan, torch.ones(1, 64), far)
+    for rows, length in ((1, 0), (0, 5)):
+        odd = ragged((rows,), (length,), torch.zeros(1, 1, dtype=torch.int32))
+        with pytest.raises(ValueError, match="blocks or positions"):
+            native.decode_step(plan, torch.ones(1, 64), odd)
