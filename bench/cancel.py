@@ -10,6 +10,7 @@ when a queued request has left the queue. `p99_ms` is over all samples; 104 with
 from __future__ import annotations
 
 import math
+import os
 import random
 import tempfile
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from bench.corpus import text
 from bench.driver import Machine, say
+from bench.machine import CpuClock
 from bench.report import Bar, Options, Result, finish, parse_options, summarise
 from bench.server import PeriluneServer, ServerError, Stream
 from bench.speed import THREADS
@@ -186,8 +188,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine = Machine(THREADS)
     try:
         machine.calibrate()
+        before = CpuClock.now([os.getpid()])
         with tempfile.TemporaryDirectory(prefix="perilune-bench-") as folder:
             samples = _samples(Path(folder), options)
+        foreign = CpuClock.now([os.getpid()]).foreign_share(before)
     finally:
         machine.close()
     stops_ms = {phase: [1000 * s for p, s in samples if p == phase] for phase in PHASES}
@@ -198,7 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures[f"{phase}_p99_ms"] = round(percentile(values, 0.99), 1)
     figures["samples"] = len(every)
     runs: list[dict[str, object]] = [{"phase": phase, "ms": round(1000 * s, 2)} for phase, s in samples]
-    result = Result("cancel", figures, summarise([], machine.calibration), runs, quick=options.quick)
+    result = Result("cancel", figures, summarise(machine.calibration, foreign), runs, quick=options.quick)
     finish(result, BARS, options)
 
 

@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.driver import OURS, Machine, Reading, Worker, interleave, loaded
-from bench.report import Bar, Options, Result, compare, finish, parse_options, ratios, record, runs, summarise
+from bench.report import (
+    Bar,
+    Options,
+    Result,
+    compare,
+    finish,
+    foreign_share,
+    parse_options,
+    ratios,
+    record,
+    runs,
+    summarise,
+)
 from bench.speed import MAX_CONTEXT_TOKENS, SIZES, THREADS, add_recorded, decode_turn, live_engines, tape
 
 ENGINES = (OURS, "llamacpp", "vllm")
@@ -36,9 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         machine.close()
     calibration = machine.calibration
     if options.record:
-        record([r for r in readings if not r.recorded], calibration)
+        record(readings, calibration)
     result = Result(
-        "decode", {}, summarise(readings, calibration), runs(readings), recorded=recorded, quick=options.quick
+        "decode",
+        {},
+        summarise(calibration, foreign_share(readings)),
+        runs(readings),
+        recorded=recorded,
+        quick=options.quick,
     )
     for key in BARS:
         _, peer, size = key.split("_")

@@ -83,7 +83,7 @@ def _machine_cpu_s() -> float:
 
 
 def process_cpu_s(pid: int) -> float:
-    """User and system seconds of a process and of its living descendants; 0 for one that is gone."""
+    """User and system seconds of a process and its descendants, living or waited for; 0 for one that is gone."""
     total = 0.0
     for member in _family(pid):
         try:
@@ -91,7 +91,7 @@ def process_cpu_s(pid: int) -> float:
         except OSError:  # it ended between listing and reading
             continue
         fields = stat.rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        total += sum(int(field) for field in fields[11:15]) / _TICKS_PER_S  # own, then dead children's
     return total
 
 

@@ -12,7 +12,19 @@ import time
 from collections.abc import Sequence
 
 from bench.driver import OURS, Machine, Reading, Worker, interleave, loaded
-from bench.report import Bar, Options, Result, compare, finish, parse_options, ratios, record, runs, summarise
+from bench.report import (
+    Bar,
+    Options,
+    Result,
+    compare,
+    finish,
+    foreign_share,
+    parse_options,
+    ratios,
+    record,
+    runs,
+    summarise,
+)
 from bench.speed import MAX_CONTEXT_TOKENS, SIZES, THREADS, add_recorded, live_engines, prefill_turn, tape
 
 ENGINES = (OURS, "llamacpp", "vllm", "transformers")
@@ -39,9 +51,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         machine.close()
     calibration = machine.calibration
     if options.record:
-        record([r for r in readings if not r.recorded], calibration)
+        record(readings, calibration)
     result = Result(
-        "prefill", {}, summarise(readings, calibration), runs(readings), recorded=recorded, quick=options.quick
+        "prefill",
+        {},
+        summarise(calibration, foreign_share(readings)),
+        runs(readings),
+        recorded=recorded,
+        quick=options.quick,
     )
     for key in BARS:
         _, peer, size = key.split("_")

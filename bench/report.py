@@ -23,6 +23,9 @@ from bench.driver import OURS, Reading
 from bench.machine import Calibration, describe
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
+QUIET_SHARE = 0.05
+"""Others' share of the cores up to which a reading is worth keeping and a run counts as quiet."""
+
 Scale = Literal["gemm_gflops", "read_gb_s"]
 
 
@@ -129,8 +132,9 @@ def recorded_readings(peer: str, what: str, scale: Scale, now: Calibration, roun
 
 
 def record(readings: Sequence[Reading], calibration: Calibration) -> None:
-    """Keep the median rate of every peer in these readings, with the calibration it was measured under."""
+    """Keep the median rate of every peer in the quiet readings, with the calibration it was measured under."""
     RECORDED.mkdir(exist_ok=True)
+    readings = [r for r in readings if not r.recorded and r.foreign_share <= QUIET_SHARE]
     for peer in sorted({r.engine for r in readings} - {OURS}):
         file = RECORDED / f"{peer}.json"
         kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"readings": {}}
@@ -154,18 +158,25 @@ def runs(readings: Sequence[Reading]) -> list[dict[str, object]]:
     ]
 
 
-def summarise(readings: Sequence[Reading], calibration: Calibration) -> dict[str, object]:
-    """The machine's description with this run's calibration and how busy others were."""
-    live = [r.foreign_share for r in readings if not r.recorded]
+def summarise(calibration: Calibration, foreign_share: float) -> dict[str, object]:
+    """The machine's description with this run's calibration and how busy others kept it."""
     return {
         **describe(),
         "calibration": {key: round(value, 2) for key, value in asdict(calibration).items()},
-        "foreign_share": round(median(live), 3) if live else 0.0,
+        "foreign_share": round(foreign_share, 3),
     }
+
+
+def foreign_share(readings: Sequence[Reading]) -> float:
+    """The worst turn's: one is enough to spoil a ratio."""
+    return max((r.foreign_share for r in readings if not r.recorded), default=0.0)
 
 
 def finish(result: Result, bars: Mapping[str, Bar], options: Options) -> None:
     """Write the JSON file and print the table."""
+    share = result.machine["foreign_share"]
+    if isinstance(share, float) and share > QUIET_SHARE:
+        result.notes.append(f"others used up to {share:.0%} of the cores: not a quiet run")
     if options.json_file is not None:
         options.json_file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(result), indent=1, ensure_ascii=False)

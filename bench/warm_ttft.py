@@ -11,6 +11,7 @@ A full run adds `perilune ask` from process start and a 1,000-page PDF, where De
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from tokenizers import Tokenizer
 from bench import peers
 from bench.corpus import text
 from bench.driver import ROOT, Machine, say
+from bench.machine import CpuClock
 from bench.report import Bar, Options, Result, finish, parse_options, summarise
 from bench.server import Answer, PeriluneServer, ServerError
 from bench.speed import THREADS
@@ -100,9 +102,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine = Machine(THREADS)
     try:
         machine.calibrate()
+        before = CpuClock.now([os.getpid()])
         with tempfile.TemporaryDirectory(prefix="perilune-bench-") as folder:
             readings = _document_rounds(Path(folder) / "document", options)
             extra = {} if options.quick else _extra_figures(Path(folder), readings)
+        foreign = CpuClock.now([os.getpid()]).foreign_share(before)
         machine.calibrate()
     finally:
         machine.close()
@@ -116,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "restart_over_cold": round(restart_s / cold_s, 4),
         **extra,
     }
-    result = Result("warm_ttft", figures, summarise([], machine.calibration), readings.runs, quick=options.quick)
+    result = Result(
+        "warm_ttft", figures, summarise(machine.calibration, foreign), readings.runs, quick=options.quick
+    )
     for key in ("cold_s", "warm_s", "restart_s"):
         values = getattr(readings, key)
         result.spread[key] = (round(min(values), 3), round(max(values), 3))

@@ -14,8 +14,8 @@ from bench.machine import Calibration
 from bench.report import Bar, Options, Result
 
 
-def reading(number: int, engine: str, rate: float, what: str = "prefill_2k") -> Reading:
-    return Reading(number, engine, what, tokens=2048, seconds=2048 / rate, foreign_share=0.0)
+def reading(number: int, engine: str, rate: float, what: str = "prefill_2k", foreign: float = 0.0) -> Reading:
+    return Reading(number, engine, what, tokens=2048, seconds=2048 / rate, foreign_share=foreign)
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
@@ -45,7 +45,9 @@ def test_a_recorded_peer_is_scaled_to_the_machine_and_marked(
 ) -> None:
     monkeypatch.setattr(report, "RECORDED", tmp_path / "recorded")
     then = Calibration(gemm_gflops=400.0, read_gb_s=30.0)
-    report.record([reading(0, "llamacpp", 100.0), reading(1, "llamacpp", 300.0), reading(0, OURS, 999.0)], then)
+    disturbed = reading(2, "llamacpp", 9.0, foreign=0.5)  # is not kept
+    quiet = [reading(0, "llamacpp", 100.0), reading(1, "llamacpp", 300.0), reading(0, OURS, 999.0)]
+    report.record([*quiet, disturbed], then)
     assert [path.name for path in (tmp_path / "recorded").iterdir()] == ["llamacpp.json"]
 
     half = Calibration(gemm_gflops=200.0, read_gb_s=30.0)
@@ -69,13 +71,16 @@ def test_recording_one_size_keeps_the_others(tmp_path: Path, monkeypatch: pytest
 
 def test_the_json_file_has_the_agreed_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out" / "result.json"
-    result = Result("prefill", {"vs_vllm_2k": 1.2}, {"cpu": "test"}, [], recorded=True, quick=True)
+    result = Result(
+        "prefill", {"vs_vllm_2k": 1.2}, {"cpu": "test", "foreign_share": 0.4}, [], recorded=True, quick=True
+    )
     options = Options(quick=True, json_file=file, rounds=5, record=False, engines=())
     report.finish(result, {"vs_vllm_2k": Bar(at_least=1.3)}, options)
     written = json.loads(file.read_text(encoding="utf-8"))
     assert {"name", "figures", "machine", "runs"} <= set(written)
     assert written["recorded"] is True
     printed = capsys.readouterr().out
+    assert "not a quiet run" in printed
     assert "NOT met (recorded peer: not an acceptance)" in printed
 
 
