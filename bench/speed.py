@@ -16,6 +16,8 @@ SIZES = {"512": 512, "2k": 2048, "8k": 7680}
 MAX_CONTEXT_TOKENS = 8192
 THREADS = min(2, len(os.sched_getaffinity(0)))
 TURN_TIMEOUT_S = 400.0
+QUICK_BUDGET_S = 36.0
+"""From which second on a --quick run begins nothing more, so that it ends within 45 s with what it has."""
 
 
 def tape() -> TokenTape:
