@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perilune.cli.console import pull_display, say, show_error
+from perilune.cli.main import INTERRUPTED
 from perilune.cli.pull import prepare
 from perilune.config import load
 from perilune.errors import PeriluneError
@@ -28,7 +29,7 @@ HANDBOOK = ("README.md", "docs/cli.md", "docs/architecture.md", "docs/perilune-o
 HANDBOOK_CHARS = 24_000
 """About 7,000 tokens: fits the default model's window of 8,192 with room for a question."""
 
-QUESTION = "Which command checks this machine before anything is loaded?"
+QUESTION = "Which port does the server use?"
 ANSWER_TOKENS = 64
 
 
@@ -57,7 +58,7 @@ def main() -> int:
         return error.exit_code
     except KeyboardInterrupt:
         say("interrupted")
-        return 130
+        return INTERRUPTED
 
 
 def _demo() -> int:
@@ -105,6 +106,8 @@ def _ask(name: str, home: Path, document: Path, *options: str) -> Turn:
     words = ["ask", str(document), QUESTION, "--max-tokens", str(ANSWER_TOKENS), "--report", str(report), *options]
     say(f'$ perilune ask {document.name} "{QUESTION}"')
     done = subprocess.run([sys.executable, "-m", "perilune.cli.main", "--home", str(home), *words], check=False)  # noqa: S603
+    if done.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
     if done.returncode != 0:
         raise PeriluneError(f"The {name} question failed with code {done.returncode}.", hint="See the lines above.")
     return Turn(name, json.loads(report.read_text(encoding="utf-8")))

@@ -144,7 +144,8 @@ def _openmp(facts: dict[str, Any]) -> Check:
     if len(runtimes) > 1:
         # Two runtimes fight for the cores: decode was measured several times slower, and results can be wrong.
         detail = f"{len(runtimes)} OpenMP runtimes are loaded ({', '.join(runtimes)})."
-        return Check("openmp", "failed", detail, f"{sys.executable} -m perilune.kernels.build --force")
+        fix = f"{sys.executable} -m pip uninstall PACKAGE, for the package that brings the one outside torch"
+        return Check("openmp", "failed", detail, fix)
     return Check("openmp", "ok", runtimes[0] if runtimes else "none loaded")
 
 

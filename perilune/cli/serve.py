@@ -72,7 +72,9 @@ def check_port(host: str, port: int) -> None:
 async def _serve(settings: Settings) -> int:
     from perilune.api.app import create_app, serve
     from perilune.build import build
+    from perilune.ops.logging import configure
 
+    configure()
     say(f"loading {settings.model.path} …")
     app = build(settings)
     await app.start()
