@@ -36,10 +36,21 @@ _BUSY_SHARE = 0.5
 """Share of one core over `_WINDOW_S` from which the server counts as still working. At work it takes two cores."""
 _GIVE_UP_S = 5.0
 _QUEUE_METRIC = "vllm:num_requests_waiting"
-_PREFILL_CHARS = 14_000
-_DOCUMENT_CHARS = 12_000
-_KV_RAM = "96M"
-"""Holds one of the two documents and its question but not both, so that each question loads from disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Characters of the prompts, and a KV pool that holds one of the two documents with its question but not both,
+    so that each question loads from disk. A client of `prefill` leaves within `prefill_s`."""
+
+    document_chars: int
+    prefill_chars: int
+    prefill_s: float
+    kv_ram: str
+
+
+FULL = Sizes(document_chars=12_000, prefill_chars=14_000, prefill_s=1.0, kv_ram="96M")
+QUICK = Sizes(document_chars=4_000, prefill_chars=5_000, prefill_s=0.4, kv_ram="32M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +86,9 @@ class CpuWatch:
 class Scenes:
     """Each method plays one disconnect and returns how many seconds the engine went on."""
 
-    def __init__(self, server: PeriluneServer, chance: random.Random) -> None:
+    def __init__(self, server: PeriluneServer, sizes: Sizes, chance: random.Random) -> None:
         self._server = server
+        self._sizes = sizes
         self._chance = chance
         self._watch = CpuWatch(server.pid)
         self._text = text()
@@ -87,7 +99,7 @@ class Scenes:
     def prepare(self) -> None:
         """Ingest the two documents that `loading` asks in turn, and check that they come from disk."""
         for number in range(2):
-            data = self._fresh(_DOCUMENT_CHARS).encode()
+            data = self._fresh(self._sizes.document_chars).encode()
             self._documents.append(self._server.upload(f"reference-{number}.txt", data))
             self._server.wait_until(self._documents[-1], {"processed"})
         for file_id in self._documents * 2:
@@ -123,9 +135,9 @@ class Scenes:
         return self._drop(stream, self._chance.uniform(0.005, 0.08))
 
     def prefill(self) -> float:
-        stream = self._open(self._fresh(_PREFILL_CHARS), max_tokens=8, context_policy="full")
+        stream = self._open(self._fresh(self._sizes.prefill_chars), max_tokens=8, context_policy="full")
         _until_stage(stream, "prefilling")
-        return self._drop(stream, self._chance.uniform(0.0, 1.0))
+        return self._drop(stream, self._chance.uniform(0.0, self._sizes.prefill_s))
 
     def decode(self) -> float:
         stream = self._open("Tell me a long story.", max_tokens=2000, ignore_eos=True)
@@ -208,12 +220,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _samples(folder: Path, options: Options) -> list[tuple[str, float]]:
     """(phase, seconds), the phases in turn."""
-    rounds = 4 if options.quick else options.rounds
-    server = PeriluneServer(folder / "home", kv_cache__ram=_KV_RAM, runtime__max_batch_size=1)
+    rounds, sizes = (4, QUICK) if options.quick else (options.rounds, FULL)
+    server = PeriluneServer(folder / "home", kv_cache__ram=sizes.kv_ram, runtime__max_batch_size=1)
     samples: list[tuple[str, float]] = []
     try:
         server.start()
-        scenes = Scenes(server, random.Random(1))
+        scenes = Scenes(server, sizes, random.Random(1))
         scenes.prepare()
         play: dict[str, Callable[[], float]] = {phase: getattr(scenes, phase) for phase in PHASES}
         for number in range(rounds):
