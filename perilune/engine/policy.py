@@ -7,8 +7,9 @@ So short questions pass long prompts, and nobody starves: a sequence's own figur
 arrivals' grow.
 
 Step size (spec E1, E6), the rule: a step takes as many prompt tokens as fit `guard_s` (150 ms) while somebody
-decodes or only batch work runs, else `solo_s` (600 ms). So a stream stutters by at most the one, and a new question
-waits for at most the other. Cancelling doesn't depend on it: the runtime polls its flag inside a step.
+decodes, several sequences prefill or only batch work runs, else `solo_s` (600 ms). So a stream stutters by at most
+the one, and a new question waits for at most the other. Cancelling one's own step doesn't depend on it: the runtime
+polls its flag inside a step.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class ChunkController:
         """What the next step's prompt chunks may take."""
         if decoding:
             return ChunkBudget(max(0.0, self._limits.guard_s - self._decode_s), 1, solo=False)
-        if all(map(is_batch, prefilling)):
+        if len(prefilling) > 1 or all(map(is_batch, prefilling)):
             return ChunkBudget(self._limits.guard_s, 1, solo=False)
         return ChunkBudget(self._limits.solo_s, SOLO_BLOCKS, solo=True)
 
