@@ -110,7 +110,7 @@ class ChunkController:
         """What the next step's prompt chunks may take."""
         if decoding:
             return ChunkBudget(max(0.0, self._limits.guard_s - self._decode_s), 1, solo=False)
-        if len(prefilling) > 1 or all(map(is_batch, prefilling)):
+        if sum(not is_batch(sequence) for sequence in prefilling) != 1:
             return ChunkBudget(self._limits.guard_s, 1, solo=False)
         return ChunkBudget(self._limits.solo_s, SOLO_BLOCKS, solo=True)
 

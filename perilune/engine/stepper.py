@@ -81,9 +81,13 @@ class Stepper:
 
     def plan(self) -> StepPlan | None:
         """What runs next; None when nothing can before something arrives or completes."""
-        plan = self._scheduler.schedule(self._clock())
-        self._hang_up()
-        return self._open(plan) if plan is not None else None
+        while True:
+            plan = self._scheduler.schedule(self._clock())
+            ended = self._hang_up()
+            opened = self._open(plan) if plan is not None else None
+            if opened is not None or (plan is None and not ended):
+                return opened
+            # Sequences ended here and left the plan empty or gave back blocks: others may run now.
 
     def execute(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else."""
@@ -185,11 +189,14 @@ class Stepper:
             self._telemetry.count("engine_listener_failures_total")
             self._deaf.append(sequence.seq_id)
 
-    def _hang_up(self) -> None:
-        """Cancel sequences whose listener failed: not inside `_send`, which runs in the middle of an update."""
+    def _hang_up(self) -> bool:
+        """Cancel sequences whose listener failed: not inside `_send`, which runs in the middle of an update.
+
+        Returns whether there were any."""
         deaf, self._deaf = self._deaf, []
         for seq_id in deaf:
             self._scheduler.cancel(seq_id)
+        return bool(deaf)
 
     def _evicted(self, blocks: Sequence[int]) -> None:
         self.cache.discard(blocks)
