@@ -195,7 +195,7 @@ class SequenceSpec:
     `salt` seeds the block hashes (tenant isolation and KV provenance); equal salts share KV.
     `shared_tokens` is how many leading prompt tokens may enter the shared and disk cache as whole blocks;
     `persist_owner` names who owns them on disk (a file id), None keeps them in RAM only; `persist_tokens` limits
-    what goes to disk to that many leading tokens (a document, not the conversation about it), None: all shared ones.
+    what goes to disk to that many leading tokens (a document, not the talk about it), None: all shared ones.
     A spec with `prefill_only` samples nothing and finishes when its prompt is computed (ingest).
     """
 
