@@ -111,8 +111,7 @@ class EngineLoop:
         self._check_size(spec)
         hashes = block_hashes(spec.token_ids, spec.salt)
         with self._lock:
-            if self._refusal is not None:
-                raise Overloaded(self._refusal, hint="Try again in a moment.")
+            self._check_open()
             if spec.seq_id in self._live:
                 raise InvalidStateError(f"A sequence with the id {spec.seq_id} is running.")
             waiting = sum(not s.admitted and s.service_class == spec.service_class for s in self._live.values())
@@ -144,8 +143,7 @@ class EngineLoop:
         """See `service.ports.Engine`. Waits for the step and the saves under way; not from an `emit`."""
         answer: Future[int] = Future()
         with self._lock:
-            if self._refusal is not None:
-                raise Overloaded(self._refusal, hint="Try again in a moment.")
+            self._check_open()
             self._answers.add(answer)
             self._inbox.put(partial(self._forget, owner, answer))
         try:
@@ -167,6 +165,18 @@ class EngineLoop:
                 now.free_blocks,
                 now.total_blocks,
             )
+
+    @property
+    def alive(self) -> bool:
+        """See `service.ports.Engine`. Started, not closed, and not stopped by a fault of its own."""
+        return self._refusal is None
+
+    def _check_open(self) -> None:
+        """Raises `InternalError` for a broken engine: unlike a closing one it won't come back by waiting."""
+        if self._refusal == _BROKEN:
+            raise InternalError(_BROKEN, hint="Restart the server; its log says what happened.")
+        if self._refusal is not None:
+            raise Overloaded(self._refusal, hint="Try again in a moment.")
 
     def _check_size(self, spec: SequenceSpec) -> None:
         tokens, capacity = len(spec.token_ids), self._stepper.capacity_tokens
@@ -277,7 +287,7 @@ class EngineLoop:
             answers = list(self._answers)
         for answer in answers:
             if not answer.done():
-                answer.set_exception(InternalError(_BROKEN, hint="Restart the server."))
+                answer.set_exception(InternalError(_BROKEN, hint="Restart the server; its log says what happened."))
         for sequence in live:
             try:
                 sequence.emit(EngineFinished(sequence.seq_id, FinishReason.ERROR, _BROKEN))

@@ -278,11 +278,14 @@ def test_a_fault_of_the_engine_itself_ends_everything_loudly(monkeypatch: pytest
 
     monkeypatch.setattr("perilune.engine.stepper.Stepper.plan", broken)
     assert listener.wait() is FinishReason.ERROR
-    with pytest.raises(Overloaded):
+    assert not running.engine.alive
+    with pytest.raises(InternalError, match="internal fault"):  # not Overloaded: waiting doesn't help
         running.submit(spec("b", text(1, 40)))
-    with pytest.raises((Overloaded, InternalError)):
+    with pytest.raises(InternalError):
         running.engine.forget("doc")
     running.engine.close()
+    with pytest.raises(InternalError):
+        running.submit(spec("c", text(1, 40)))
 
 
 def test_a_listener_that_raises_is_cancelled(start: Start) -> None:
@@ -304,12 +307,15 @@ def test_a_listener_that_raises_is_cancelled(start: Start) -> None:
 
 def test_before_start_and_after_close_nothing_is_taken() -> None:
     engine = EngineLoop(FakeRuntime(), None, EngineLimits())
+    assert not engine.alive
     with pytest.raises(Overloaded):
         engine.submit(spec("a", text(1, 40)), Listener())
     engine.close()
     running = Running()
+    assert running.engine.alive
     running.close()
     running.engine.close()
+    assert not running.engine.alive
     with pytest.raises(Overloaded):
         running.submit(spec("a", text(1, 40)))
     with pytest.raises(Overloaded):
