@@ -236,6 +236,7 @@ def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> 
         window_tokens=min(loaded.info.max_context_tokens, blocks * BLOCK_TOKENS),
         licence=card.licence,
         created_at=int(files.path.stat().st_mtime),
+        vocab_size=loaded.info.vocab_size,
         aliases=frozenset(aliases - {card.name}),
         languages=frozenset(card.languages or loaded.info.languages),
     )

@@ -38,6 +38,7 @@ class ModelInfo:
     model_id: str
     architecture: str
     max_context_tokens: int
+    vocab_size: int
     parameters: int
     fingerprint: str
     languages: tuple[str, ...]
@@ -136,6 +137,7 @@ def load_model(
         model_id=model_id or model_id_of(path),
         architecture=config.architecture,
         max_context_tokens=runtime.max_context_tokens,
+        vocab_size=config.vocab_size,
         parameters=config.parameters,
         fingerprint=fingerprint,
         languages=languages,

@@ -119,7 +119,10 @@ def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raises `InvalidRequest` for parameters that no model can serve, naming the parameter."""
+    """Raises `InvalidRequest` for parameters that this model can't serve, naming the parameter.
+
+    Whoever takes a request in calls it before any work; what reaches the engine unchecked ends there as an error.
+    """
     limits = (
         ("temperature", params.temperature, 0.0, 100.0),
         ("top_p", params.top_p, 0.0, 1.0),

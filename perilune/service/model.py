@@ -1,4 +1,4 @@
-"""What the service knows about the model it serves: names, window, languages. Plain data."""
+"""What the service knows about the model it serves: names, window, vocabulary size, languages. Plain data."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class ServedModel:
     window_tokens: int
     licence: str
     created_at: int
+    vocab_size: int
     aliases: frozenset[str] = frozenset()
     languages: frozenset[str] = frozenset()
     backend: str = "local"

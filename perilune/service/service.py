@@ -12,6 +12,7 @@ from contextlib import aclosing
 
 from perilune.core import Event, Request, SamplingParams, SequenceSpec
 from perilune.errors import Overloaded
+from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, Parts
 from perilune.service.documents import DocumentService
@@ -51,6 +52,7 @@ class Service:
         """Answer a request; see `ports.ServiceApi.run`."""
         parts = self._parts
         parts.model.require(request.model)
+        check_sampling(request.sampling, parts.model.vocab_size)
         if not self._ready:
             raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())

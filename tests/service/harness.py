@@ -35,6 +35,7 @@ from perilune.telemetry import Telemetry
 from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, Template, upload_bytes
 
 _ids = itertools.count()
+VOCABULARY = 0x110000  # every character is a token
 
 
 @dataclass
@@ -75,7 +76,9 @@ class Bench:
         )
         self.admission = Admission(self.limit, telemetry)
         parts = Parts(
-            model=ServedModel("fake-1", self.window, "Apache-2.0", 0, frozenset({"fake"}), frozenset({"en"})),
+            model=ServedModel(
+                "fake-1", self.window, "Apache-2.0", 0, VOCABULARY, frozenset({"fake"}), frozenset({"en"})
+            ),
             tokenizer=self.tokenizer,
             composer=composer,
             library=self.library,

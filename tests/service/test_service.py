@@ -37,7 +37,7 @@ from perilune.errors import (
 from perilune.service.rates import Rates
 from perilune.service.report import report_dict
 from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary
-from tests.service.harness import Bench, request, running, text_of
+from tests.service.harness import VOCABULARY, Bench, request, running, text_of
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "perilune-object.schema.json").read_text())
 DOCUMENT = "The late fee is two percent. The notice period is ninety days. " * 10
@@ -377,6 +377,19 @@ async def test_unknown_models_are_refused_naming_what_is_loaded(bench: Bench) ->
     with pytest.raises(ModelNotFound, match="fake-1"):
         await bench.ask("Hi", model="gpt-9")
     assert text_of(await bench.ask("Hi", model="fake"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("logit_bias", ((VOCABULARY, 1.0),)), ("logit_bias", ((-1, 1.0),)), ("top_p", 1.5)]
+)
+async def test_sampling_that_the_model_can_not_do_is_refused_before_any_work(
+    bench: Bench, name: str, value: object
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await bench.ask("Hi", **{name: value})
+    assert caught.value.param == name
+    assert not bench.engine.specs
+    assert text_of(await bench.ask("Hi", logit_bias=((VOCABULARY - 1, 1.0),)))
 
 
 async def test_a_base_model_refuses_messages() -> None:
