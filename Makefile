@@ -8,7 +8,8 @@ STAMP  := $(VENV)/.ready
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt perilune/kernels/build.py $(wildcard perilune/kernels/*.c perilune/kernels/*.h)
-	test -x $(PYTHON) || python3 -m venv $(VENV)
+	@# Without python3-venv the first try leaves a .venv that has no pip; that one is made anew.
+	@$(PYTHON) -m pip --version >/dev/null 2>&1 || python3 -m venv --clear $(VENV)
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt torch
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(PYTHON) -m perilune.kernels.build
