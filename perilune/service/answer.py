@@ -132,12 +132,13 @@ class Answer:
             for item in self._cite(refined):
                 yield item
             ready = _Ready(refined.prompt, material.offered, refined.exact, refined.degradations)
-            shared, owner = len(refined.prompt), None
-            spec = self._spec(refined.prompt, shared, owner)
+            # Passages may differ for every question, so they don't go to disk; owned they are all the same, so that
+            # deleting the file drops them.
+            spec = self._spec(refined.prompt, self._owner(records), 0)
         else:
             assert material.prompt is not None  # the planner chooses a whole plan only where one was composed
             ready = _Ready(material.prompt, len(material.prompt), len(material.prompt))
-            spec = self._spec(material.prompt, len(material.prompt), self._owner(records, material.prompt))
+            spec = self._spec(material.prompt, self._owner(records), material.prompt.context_tokens)
         degradations = (
             *plan.degradations,
             *ready.degradations,
@@ -205,15 +206,16 @@ class Answer:
 
     # -------------------------------------------------------------------------------------- running
 
-    def _owner(self, records: list[FileRecord], prompt: Prompt) -> str | None:
-        if not records or not prompt.context_tokens:
+    def _owner(self, records: list[FileRecord]) -> str | None:
+        """Whose deletion takes the prompt's KV along."""
+        if not records:
             return None
         owner = joint_owner([record.file_id for record in records])
         self._parts.documents.remember_joint(owner)
         return owner
 
-    def _spec(self, prompt: Prompt, shared: int, owner: str | None) -> SequenceSpec:
-        """The first choice. Whole prompts are shared in RAM; on disk goes the documents' part only."""
+    def _spec(self, prompt: Prompt, owner: str | None, persist: int) -> SequenceSpec:
+        """The first choice. Whole prompts are shared in RAM; on disk go the first `persist` tokens, if owned."""
         request, parts = self._request, self._parts
         sampling = request.sampling
         left = parts.model.window_tokens - len(prompt)
@@ -225,9 +227,9 @@ class Answer:
             max_new_tokens=min(sampling.max_tokens or left, left),
             stop_token_ids=frozenset() if sampling.ignore_eos else parts.tokenizer.stop_ids,
             service_class=request.service_class,
-            shared_tokens=shared,
+            shared_tokens=len(prompt),
             persist_owner=owner,
-            persist_tokens=prompt.context_tokens if owner else None,
+            persist_tokens=persist if owner else None,
         )
 
     async def _run(

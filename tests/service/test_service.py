@@ -149,7 +149,15 @@ async def test_a_long_document_is_refined_with_citations_before_the_answer(bench
     assert "topic17" in prompt
     assert report.tokens.offered > len(BOOK) * 0.9
     assert report.tokens.dropped > 0
-    assert bench.engine.specs[-1].persist_owner is None
+    assert bench.engine.disk == {}, "passages went to disk"
+
+
+async def test_deleting_a_file_drops_the_passages_that_were_read_of_it(bench: Bench) -> None:
+    file_id = await bench.upload(BOOK, "book.txt")
+    await bench.ask("What is the secret number of topic17?", files=(file_id,))
+    assert bench.engine.ram
+    await bench.documents.delete("local", file_id)
+    assert bench.engine.ram == {}
 
 
 async def test_a_refined_prompt_keeps_its_budget() -> None:
