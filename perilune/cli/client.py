@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-import urllib.error
+import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from perilune.cli.ports import is_own_address
 from perilune.config import Settings
 from perilune.core import DEFAULT_TENANT, ContextPolicy, Event, FileRecord, Message, Request, SamplingParams
 from perilune.errors import Conflict
@@ -97,10 +98,12 @@ def find_server(home: Path) -> RunningServer | None:
         os.kill(server.pid, 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # none was started, or it died without tidying up
-    if not server.url.startswith(("http://127.0.0.1:", "http://[::1]:")):
+    # A key goes to this address: it must be one of this machine's own, asked directly, whatever proxy is set.
+    if not server.url.startswith("http://") or not is_own_address(urllib.parse.urlsplit(server.url).hostname or ""):
         return None
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(f"{server.url}/version", timeout=_PROBE_TIMEOUT_S) as reply:  # noqa: S310 - checked
+        with direct.open(f"{server.url}/version", timeout=_PROBE_TIMEOUT_S) as reply:
             return server if "version" in json.load(reply) else None
     except (OSError, ValueError):
         return None

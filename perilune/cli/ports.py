@@ -1,8 +1,12 @@
-"""Whether a TCP port is free, and who has it. Reads /proc on Linux; elsewhere the owner stays unknown."""
+"""Whether a TCP port is free, who has it, and under which address this machine reaches it.
+
+Reads /proc on Linux; elsewhere the owner stays unknown.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 from dataclasses import dataclass
@@ -27,6 +31,32 @@ def is_free(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_own_address(address: str) -> bool:
+    """Whether an IP address (not a name) is one of this machine's own."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def local_url(host: str, port: int) -> str:
+    """The URL by which this machine reaches a server bound to `host`: loopback where the bind includes it.
+
+    Raises `OSError` for a name that doesn't resolve.
+    """
+    flags = socket.AI_PASSIVE
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[
+        0
+    ]  # as the server resolves it
+    address = ipaddress.ip_address(found[4][0])
+    if address.is_unspecified:
+        address = ipaddress.ip_address("::1" if address.version == 6 else "127.0.0.1")
+    return f"http://[{address}]:{port}" if address.version == 6 else f"http://{address}:{port}"
 
 
 def owner_of(port: int) -> PortOwner | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import urllib.parse
 
 import typer
 
 from perilune.cli.client import RunningServer, announce_server, find_server
 from perilune.cli.console import say
-from perilune.cli.ports import is_free, owner_of
+from perilune.cli.ports import is_free, local_url, owner_of
 from perilune.config import Settings
 from perilune.errors import ConfigError, Conflict
 from perilune.runtime.hub.pull import resolve
@@ -77,14 +78,14 @@ async def _serve(settings: Settings) -> int:
     configure()
     say(f"loading {settings.model.path} …")
     app = build(settings)
-    await app.start()
     announced = None
     try:
+        await app.start()
         model = (await app.service.models())[0]
 
         def ready(url: str) -> None:
             nonlocal announced
-            local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+            local = local_url(settings.server.host, urllib.parse.urlsplit(url).port or 0)
             announced = announce_server(settings.home, RunningServer(local, os.getpid(), model.model_id))
             say(f"{model.model_id} answers at {url}/v1 (window {model.max_context_tokens:,} tokens). Ctrl-C stops.")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perilune.cli.client import SERVER_FILE, RunningServer, announce_server, find_server
+from perilune.cli.ports import local_url
 from perilune.core import ContextPolicy, FilePart
 from perilune.errors import ContextTooLong
 from perilune.service.ports import Caller
@@ -169,3 +170,44 @@ async def test_a_dead_server_is_not_found(serve: Serve, tmp_path: Path) -> None:
         found = await asyncio.to_thread(find_server, tmp_path)
         assert found is not None
         assert found.model == MODEL
+
+
+async def test_a_proxy_does_not_hide_the_server(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    async with serve() as server:
+        announce(tmp_path, server)
+        assert await asyncio.to_thread(find_server, tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("127.0.0.2", "http://127.0.0.2:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("192.0.2.7", "http://192.0.2.7:80"),
+    ],
+)
+def test_announced_addresses_are_reachable_from_here(host: str, url: str) -> None:
+    assert local_url(host, 80) == url
+
+
+@pytest.mark.parametrize("host", ["localhost", ""])
+async def test_servers_bound_by_name_are_found(serve: Serve, tmp_path: Path, host: str) -> None:
+    async with serve() as server:
+        url = local_url(host, server.port).replace("[::1]", "127.0.0.1")
+        announce_server(tmp_path, RunningServer(url, os.getpid(), MODEL))
+        assert await asyncio.to_thread(find_server, tmp_path) is not None
+
+
+async def test_a_key_is_never_sent_to_another_machine(tmp_path: Path) -> None:
+    for url in ("http://192.0.2.7:80", "http://127.0.0.1.example.com:80", "http://localhost@192.0.2.7:80"):
+        announce_server(tmp_path, RunningServer(url, os.getpid(), MODEL))
+        assert find_server(tmp_path) is None
