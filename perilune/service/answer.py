@@ -30,6 +30,7 @@ from perilune.core import (
     StageStarted,
     TokenReport,
 )
+from perilune.errors import PeriluneError
 from perilune.service import languages
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, Conversation, Prompt
@@ -105,6 +106,7 @@ class Answer:
         self._request = request
         self._deadline_s = parts.limits.deadline_s(request)
         self._citations: list[Citation] = []
+        self._late: list[Degradation] = []  # what went wrong after the prompt was made
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, the first before any slow work. Errors are raised."""
@@ -253,16 +255,16 @@ class Answer:
                 async for event in events:
                     yield event
                     if quotes and quotes.done():
-                        for item in self._add(quotes.result()):
+                        found, quotes = quotes, None
+                        for item in self._add(await self._quoted(found)):
                             yield item
-                        quotes = None
             if quotes:
-                for item in self._add(await quotes):
+                for item in self._add(await self._quoted(quotes)):
                     yield item
         finally:
             if quotes:
                 quotes.cancel()
-        yield self._completed(plan, ready, degradations, generation.outcome)
+        yield self._completed(plan, ready, (*degradations, *self._late), generation.outcome)
 
     def _completed(
         self, plan: Plan, ready: _Ready, degradations: tuple[Degradation, ...], outcome: Outcome
@@ -306,6 +308,15 @@ class Answer:
         names = {record.file_id: record.filename for record in records}
         found = self._parts.library.search(self._request.tenant, list(names), conversation.query, WHOLE_CITATIONS)
         return [citation(passage, names) for passage in joined(found, list(names))]
+
+    async def _quoted(self, quotes: asyncio.Task[list[Citation]]) -> list[Citation]:
+        """The quotes. The answer doesn't need them, so that a file deleted meanwhile or a damaged index costs them
+        alone."""
+        try:
+            return await quotes
+        except PeriluneError as error:
+            self._late.append(Degradation("no_citations", f"The passages to quote were not found: {error.message}"))
+            return []
 
     def _language(self, conversation: Conversation) -> tuple[Degradation, ...]:
         model = self._parts.model

@@ -27,6 +27,7 @@ from perilune.core import (
 )
 from perilune.errors import (
     ContextTooLong,
+    IntegrityError,
     InternalError,
     InvalidRequest,
     ModelNotFound,
@@ -131,6 +132,19 @@ async def test_a_whole_document_still_quotes_where_to_look(bench: Bench) -> None
     assert quoted[0].filename == "contract.txt"
     assert DOCUMENT[quoted[0].start : quoted[0].end].startswith(quoted[0].quote[:40])
     assert list(finished(events).report.citations) == quoted
+
+
+async def test_an_answer_outlives_the_quotes_beside_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    file_id = await bench.upload(DOCUMENT)
+
+    def damaged(*args: object) -> None:
+        raise IntegrityError("The index of this file is damaged.")
+
+    monkeypatch.setattr(bench.library, "search", damaged)
+    events = await bench.ask("What is the late fee?", files=(file_id,))
+    assert text_of(events) == "The answer."
+    assert finished(events).report.citations == ()
+    assert codes(events) == {"no_citations"}
 
 
 async def test_a_long_document_is_refined_with_citations_before_the_answer(bench: Bench) -> None:
