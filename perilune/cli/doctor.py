@@ -155,17 +155,27 @@ def _fit(settings: Settings, facts: dict[str, Any]) -> list[Check]:
         return [Check("fit", "failed", detail, f"perilune pull {load_catalogue().default}")]
     free = free_memory_bytes()
     weights = int(facts["weights_bytes"])
-    kv = settings.kv_cache.ram or min((free - weights) // KV_RAM_SHARE, KV_RAM_LIMIT_BYTES)
-    need = weights + max(kv, 0) + BASE_BYTES
-    tokens = max(kv, 0) // int(facts["kv_token_bytes"])
-    parts = f"weights {human_bytes(weights)}, KV {human_bytes(max(kv, 0))} ({tokens:,} tokens)"
+    one_copy = int(facts["prefill_bytes"])
+    kv = settings.kv_cache.ram or min(free // KV_RAM_SHARE, KV_RAM_LIMIT_BYTES)
+    tokens = kv // int(facts["kv_token_bytes"])
+    # The loader's rule: both copies of the weights where they fit beside KV, else the one that prefill reads.
+    both = weights + kv <= free
+    resident = weights if both else one_copy
+    need = resident + kv + BASE_BYTES
+    parts = f"weights {human_bytes(resident)}, KV {human_bytes(kv)} ({tokens:,} tokens)"
     detail = f"needs {human_bytes(need)} of {human_bytes(free)} free ({parts})"
-    if weights + BASE_BYTES > free:
-        smallest = load_catalogue().default
-        return [Check("fit", "failed", f"{detail}: the weights don't fit.", f"perilune pull {smallest}")]
+    smaller = f"perilune --set kv_cache.ram={max(0, free - one_copy - BASE_BYTES) // 2 // 1024**2}M doctor"
+    if one_copy + (kv if not settings.kv_cache.ram else 0) > free:
+        return [
+            Check("fit", "failed", f"{detail}: the weights don't fit.", f"perilune pull {load_catalogue().default}")
+        ]
+    if one_copy + kv > free:
+        return [Check("fit", "failed", f"{detail}: the KV pool doesn't fit.", smaller)]
+    if not both:
+        why = f"{detail}: only one copy of the weights will be resident, so decoding is slower."
+        return [Check("fit", "warning", why)]
     if need > free:
-        fix = f"perilune --set kv_cache.ram={(free - weights - BASE_BYTES) // 2 // 1024**2}M doctor"
-        return [Check("fit", "failed", f"{detail}: the KV pool doesn't fit.", fix)]
+        return [Check("fit", "warning", f"{detail}: nothing is left for the process itself.", smaller)]
     window = int(facts["window_tokens"])
     if tokens < window:
         return [Check("fit", "warning", f"{detail}: less than one window of {window:,} tokens.")]

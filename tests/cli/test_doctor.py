@@ -15,6 +15,9 @@ from perilune.cli.doctor import BASE_BYTES, Check, examine
 from perilune.cli.ports import is_free, owner_of
 from perilune.cli.probe import mapped_openmp
 from perilune.config import KVCacheSettings, ModelSettings, ServerSettings, Settings
+from perilune.errors import PeriluneError
+from perilune.runtime import loader
+from perilune.runtime.kv.spec import KVSpec
 from tests.cli.conftest import Command
 
 FACTS: dict[str, Any] = {
@@ -26,6 +29,7 @@ FACTS: dict[str, Any] = {
     "architecture": "llama",
     "window_tokens": 8192,
     "weights_bytes": 400 << 20,
+    "prefill_bytes": 270 << 20,
     "kv_token_bytes": 23_040,
     "chat_template": True,
 }
@@ -70,6 +74,9 @@ def test_two_openmp_runtimes_fail(monkeypatch: pytest.MonkeyPatch, settings: Set
         (100 << 20, 0, "failed", "weights don't fit"),
         ((400 << 20) + BASE_BYTES + (300 << 20), 1 << 30, "failed", "KV pool doesn't fit"),
         (2 << 30, 32 << 20, "warning", "less than one window"),
+        # The loader runs these: one copy of the weights, or no room for anything else.
+        (500 << 20, 200 << 20, "warning", "only one copy of the weights"),
+        (700 << 20, 200 << 20, "warning", "nothing is left for the process"),
         (8 << 30, 1 << 30, "ok", "weights 400 MiB"),
     ],
 )
@@ -79,7 +86,25 @@ def test_fit_is_predicted(
     sized = settings.model_copy(update={"kv_cache": KVCacheSettings(ram=ram)})
     check = examined(monkeypatch, sized, free)["fit"]
     assert (check.state, said in check.detail) == (state, True)
-    assert bool(check.fix) == (state == "failed")
+    assert bool(check.fix) == (state == "failed" or "nothing is left" in said)
+
+
+@pytest.mark.parametrize("free_mib", [250, 300, 360, 440, 500, 620, 900])
+@pytest.mark.parametrize("ram_mib", [0, 64, 200])
+def test_doctor_fails_exactly_what_the_loader_refuses(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, free_mib: int, ram_mib: int
+) -> None:
+    free, ram = free_mib << 20, ram_mib << 20
+    spec = KVSpec(30, 3, 64, "bf16", "")
+    facts = {"kv_token_bytes": spec.token_bytes}
+    try:
+        blocks = loader._block_count(spec, None, ram, free)
+        refused = FACTS["prefill_bytes"] > free - blocks * spec.block_bytes  # WeightBuilder.build
+    except PeriluneError:
+        refused = True
+    sized = settings.model_copy(update={"kv_cache": KVCacheSettings(ram=ram)})
+    check = examined(monkeypatch, sized, free, **facts)["fit"]
+    assert (check.state == "failed") == refused, check.detail
 
 
 def test_other_findings(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
