@@ -35,6 +35,8 @@ from perilune.runtime.mri import CancelFlag, ModelRuntime, StepPlan
 from perilune.telemetry import Telemetry
 
 _LOG = logging.getLogger(__name__)
+_CANCELLED_WORK_S = 0.04
+"""Prompt work for cancelled sequences that a running step may still hold, by prediction: the promise is 50 ms."""
 _CLOSED = "The engine is shutting down."
 _BROKEN = "The engine stopped after an internal fault."
 
@@ -77,6 +79,7 @@ class EngineLoop:
         self._cancelled: set[str] = set()
         self._answers: set[Future[int]] = set()  # what callers of `forget` wait for
         self._step: dict[str, int] = {}  # tokens of each sequence in the running step
+        self._step_s: dict[str, float] = {}  # and what its prompt chunk should take
         self._published = self._stepper.stats()
         self._refusal: str | None = "The engine isn't started."
         self._stopping = False  # engine thread only
@@ -216,7 +219,7 @@ class EngineLoop:
         self._begin(plan)
         self._stepper.execute(plan, self._flag)
         with self._lock:
-            self._step = {}
+            self._step, self._step_s = {}, {}
         self._publish()
 
     def _wait(self) -> None:
@@ -240,17 +243,20 @@ class EngineLoop:
             message()
 
     def _begin(self, plan: StepPlan) -> None:
+        seconds = self._stepper.chunk_seconds(plan)
         with self._lock:
             self._step = {piece.seq_id: len(piece.token_ids) for piece in plan.slices}
+            self._step_s = seconds
             self._flag.clear()
             if self._step_is_moot():
                 self._flag.set()
 
     def _step_is_moot(self) -> bool:
-        """Most of the running step's work is for cancelled sequences: the rest is sooner served without
-        them."""
+        """Most of the running step's work is for cancelled sequences, or too much of it: the rest is served
+        without them."""
         unwanted = sum(size for seq_id, size in self._step.items() if seq_id in self._cancelled)
-        return 2 * unwanted > sum(self._step.values())
+        unwanted_s = sum(spent for seq_id, spent in self._step_s.items() if seq_id in self._cancelled)
+        return 2 * unwanted > sum(self._step.values()) or unwanted_s > _CANCELLED_WORK_S
 
     def _publish(self) -> None:
         stats = self._stepper.stats()

@@ -89,6 +89,12 @@ class Stepper:
                 return opened
             # Sequences ended here and left the plan empty or gave back blocks: others may run now.
 
+    def chunk_seconds(self, plan: StepPlan) -> dict[str, float]:
+        """How long each prompt chunk of a plan that has not run yet should take. Decoding sequences are absent."""
+        decoding = self._scheduler.decoding(plan)
+        chunks = [piece for piece in plan.slices if piece.seq_id not in decoding]
+        return {piece.seq_id: self._controller.predict_s(piece.start, len(piece.token_ids)) for piece in chunks}
+
     def execute(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else."""
         decoding = self._scheduler.decoding(plan)

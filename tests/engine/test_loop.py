@@ -160,6 +160,30 @@ def test_cancel_of_a_chunk_beside_a_decoding_sequence(start: Start) -> None:
     assert other.tokens == expected_tokens(text(9, 40), len(other.tokens))
 
 
+def test_cancel_of_the_smaller_half_of_a_shared_step(start: Start) -> None:
+    """The end of one prompt (0.16 s) and a chunk of another (0.13 s) in one step: neither is most of it."""
+    running = start(FakeRuntime(num_blocks=256, prefill_s=0.002), guard_s=0.3, solo_s=0.3)
+
+    def shared() -> bool:
+        return any(len(plan.slices) > 1 for plan in running.runtime.plans)
+
+    def measure(turn: int) -> float:
+        running.runtime.plans.clear()
+        long = running.submit(spec(f"long{turn}", text(2 * turn, 4000)))
+        time.sleep(0.05)
+        short = running.submit(spec(f"short{turn}", text(2 * turn + 1, 80), new=1))
+        while not shared():
+            time.sleep(0.005)
+        sizes = {piece.seq_id: len(piece.token_ids) for piece in running.runtime.plans[-1].slices}
+        assert sizes[f"long{turn}"] < sizes[f"short{turn}"]
+        seconds = cancelled_after(running, f"long{turn}", long)
+        assert short.wait() is FinishReason.LENGTH
+        assert short.tokens == expected_tokens(text(2 * turn + 1, 80), 1)
+        return seconds
+
+    repeat(measure)
+
+
 class SlowStore(MemoryKVStore):
     """A disk that takes `seconds` for every call."""
 
