@@ -23,6 +23,8 @@ BUSY_TIMEOUT_MS = 10_000
 DATABASE_FILE = "perilune.db"
 _LOCK_FILE = "database.lock"
 _WRITE = "perilune_write"
+_PRIVATE = 0o600
+_OTHERS = 0o077
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -44,6 +46,7 @@ class Store:
                 param="database",
             ) from None
         if self._engine.dialect.name == "sqlite":
+            _keep_private(self._engine.url.database)
             _tune_sqlite(self._engine)
         try:
             if self.version() != HEAD:
@@ -104,6 +107,21 @@ def alembic_settings() -> Any:
     settings = Config()
     settings.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     return settings
+
+
+def _keep_private(database: str | None) -> None:
+    """Documents' text is in there: only the owner may read it, whatever the folder's mode and the umask are.
+
+    SQLite gives its journals the mode of the database, so the file must have it before SQLite opens it.
+    """
+    if not database or database == ":memory:" or database.startswith("file:"):
+        return
+    os.close(os.open(database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE))
+    for suffix in ("", "-wal", "-shm"):
+        path = Path(database + suffix)
+        # Another user's file can't be changed; that user then decides who reads it.
+        if path.exists() and path.stat().st_mode & _OTHERS and path.stat().st_uid == os.geteuid():
+            path.chmod(_PRIVATE)
 
 
 def _tune_sqlite(engine: sa.Engine) -> None:

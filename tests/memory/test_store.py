@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -106,3 +107,23 @@ def test_writers_that_read_first_wait_for_each_other(store: Store) -> None:
     assert not errors
     with store.read() as connection:
         assert connection.execute(sa.select(TENANTS.c.created_at)).scalar_one() == 80
+
+
+def test_only_the_owner_reads_the_database(tmp_path: Path) -> None:
+    """In a home that everybody may enter, made with a mild umask, or by an earlier version."""
+    tmp_path.chmod(0o755)
+    old = os.umask(0o022)
+    try:
+        for _ in range(2):
+            store = Store(tmp_path)
+            with store.write() as connection:
+                connection.execute(
+                    TENANTS.insert().values(id=os.urandom(4).hex(), secret=b"x" * 32, created_at=0.0)
+                )
+            files = [path for path in tmp_path.iterdir() if path.is_file()]
+            assert len(files) >= 3, files  # the journal, too
+            assert {path.stat().st_mode & 0o077 for path in files} == {0}, files
+            store.close()
+            (tmp_path / DATABASE_FILE).chmod(0o644)
+    finally:
+        os.umask(old)
