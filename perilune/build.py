@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from perilune.ops.metrics import PrometheusSink
     from perilune.runtime.hub.pull import ModelFiles
     from perilune.runtime.kv.disk import DiskKVStore
-    from perilune.runtime.loader import LoadedModel
+    from perilune.runtime.loader import LoadedModel, ModelInfo
     from perilune.service.answer import Limits
     from perilune.service.predictor import Predictor
     from perilune.service.service import Service
@@ -146,7 +148,9 @@ def _wire(
     spec = loaded.runtime.kv_spec
     keys = Keyring(store, settings.home)
     library = Library(store, settings.home, settings.documents)
-    predictor = Predictor(_rates_file(settings.home, spec.fingerprint), telemetry, spec.token_bytes)
+    predictor = Predictor(
+        _rates_file(settings.home, loaded.info, settings.runtime.threads), telemetry, spec.token_bytes
+    )
     limits = EngineLimits(
         batch=settings.runtime.max_batch_size,
         chunk_tokens=settings.runtime.prefill_chunk_size,
@@ -242,8 +246,11 @@ def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> 
     )
 
 
-def _rates_file(home: Path, fingerprint: str) -> Path:
-    return home / f"rates-{fingerprint[:16]}.json"
+def _rates_file(home: Path, info: ModelInfo, threads: int) -> Path:
+    """Where the speeds of this model are kept, as these weights, kernels and threads run it."""
+    threads = threads or len(os.sched_getaffinity(0))
+    setting = f"{info.fingerprint}|{info.weights_resident}|{info.kernels}|{threads}"
+    return home / f"rates-{hashlib.sha256(setting.encode()).hexdigest()[:16]}.json"
 
 
 def _gauges(engine: EngineLoop, telemetry: Telemetry) -> None:

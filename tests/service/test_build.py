@@ -7,12 +7,13 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from perilune.build import Application, build
+from perilune.build import Application, _rates_file, build
 from perilune.config import KVCacheSettings, RuntimeSettings, Settings
 from perilune.core import (
     Completed,
@@ -26,6 +27,7 @@ from perilune.core import (
     TextPart,
 )
 from perilune.errors import Conflict, ModelNotFound
+from perilune.runtime.loader import ModelInfo
 from perilune.service.report import report_dict
 from tests.service.test_service import SCHEMA
 
@@ -125,6 +127,19 @@ async def test_a_home_folder_has_one_owner(settings: Settings) -> None:
             build(settings)
     async with application(settings) as app:
         assert await app.service.ready(), "the second attempt left nothing locked"
+
+
+def test_rates_measured_another_way_are_not_taken_over(tmp_path: Path) -> None:
+    info = ModelInfo("m", "llama", 2048, 1, 1, "f" * 64, (), "bf16+q8", "native avx2, 2 threads on libgomp.so.1")
+    file = _rates_file(tmp_path, info, 2)
+    assert file == _rates_file(tmp_path, replace(info, model_id="another name"), 2)
+    others = [
+        _rates_file(tmp_path, replace(info, fingerprint="e" * 64), 2),
+        _rates_file(tmp_path, replace(info, kernels="native avx512, 2 threads on libgomp.so.1"), 2),
+        _rates_file(tmp_path, replace(info, weights_resident="bf16"), 2),
+        _rates_file(tmp_path, info, 1),
+    ]
+    assert len({file, *others}) == 5
 
 
 def test_a_model_that_is_not_installed_is_named_with_the_command(tmp_path: Path) -> None:
