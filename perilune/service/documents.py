@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from perilune.core import (
+    EngineFinished,
     FileRecord,
     FileStatus,
     FinishReason,
@@ -24,7 +25,7 @@ from perilune.core import (
     SequenceSpec,
     ServiceClass,
 )
-from perilune.errors import Overloaded, PeriluneError
+from perilune.errors import InternalError, Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, slices
 from perilune.service.ports import Library
@@ -226,9 +227,14 @@ class DocumentService:
         while True:
             try:
                 finished = await self._backend.finish(spec)
-            except Overloaded:
+            except Overloaded as error:
+                if not self._backend.alive:  # it will never have room again
+                    finished = EngineFinished(spec.seq_id, FinishReason.ERROR, error.message)
+                    break
                 await asyncio.sleep(_RETRY_S)
                 continue
+            except InternalError as error:
+                finished = EngineFinished(spec.seq_id, FinishReason.ERROR, error.message)
             break
         if finished.reason is FinishReason.ERROR:
             # KV is a cache: without it the document is still answered from, only colder.

@@ -26,6 +26,11 @@ from perilune.core import (
 class Engine(Protocol):
     """Runs token streams. Thread-safe; events arrive on the engine thread, in order, ended by EngineFinished."""
 
+    @property
+    def alive(self) -> bool:
+        """Whether it can still run something: false once a fault or `close` has stopped it for good."""
+        ...
+
     def submit(self, spec: SequenceSpec, emit: Callable[[EngineEvent], None]) -> None:
         """Queue a sequence. Raises `Overloaded` when the queue is full, `ContextTooLong` when it can never fit."""
         ...

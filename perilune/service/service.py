@@ -68,7 +68,8 @@ class Service:
         return [self._parts.model.card()]
 
     async def ready(self) -> bool:
-        return self._ready
+        """Whether a question could be answered now: started, not closing, and the engine has not failed."""
+        return self._ready and self._parts.backend.alive
 
     async def warm_up(self) -> None:
         """Run a short sequence, so that the first request isn't slower than the next (spec R15).

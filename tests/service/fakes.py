@@ -32,7 +32,7 @@ from perilune.core import (
     TokenLogprob,
 )
 from perilune.engine.observe import EngineObserver, NullObserver, StepObservation
-from perilune.errors import InvalidRequest, NotFound, Overloaded, TooLarge
+from perilune.errors import InternalError, InvalidRequest, NotFound, Overloaded, TooLarge
 from perilune.runtime.kv.spec import block_hashes
 
 MARKERS = ("<|im_start|>", "<|im_end|>")
@@ -135,6 +135,7 @@ class FakeEngine:
         self.specs: list[SequenceSpec] = []
         self.computed_tokens = 0
         self.fail: str | None = None
+        self.broken = ""  # "fault" or "closed": takes nothing any more
         self.hold = threading.Event()
         self.hold.set()
         self._waiting: list[_Running] = []
@@ -146,8 +147,14 @@ class FakeEngine:
 
     # ----------------------------------------------------------------------------------- the port
 
+    @property
+    def alive(self) -> bool:
+        return not (self._closed or self.broken)
+
     def submit(self, spec: SequenceSpec, emit: Callable[[EngineEvent], None]) -> None:
         with self._wake:
+            if self.broken:
+                raise InternalError("The engine stopped.") if self.broken == "fault" else Overloaded("Closed.")
             if len(self._active) >= self.queue_limit:
                 raise Overloaded("The engine's queue is full.")
             assert spec.seq_id not in self._active, "a sequence id was used twice"

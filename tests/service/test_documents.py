@@ -83,6 +83,15 @@ async def test_a_full_engine_only_delays_ingest() -> None:
         assert bench.engine.owners() == {file_id}
 
 
+@pytest.mark.parametrize("how", ["fault", "closed"])
+async def test_a_dead_engine_is_not_waited_for(bench: Bench, how: str) -> None:
+    assert await bench.service.ready()
+    bench.engine.broken = how
+    assert not await bench.service.ready()
+    file_id = await asyncio.wait_for(bench.upload(SMALL), 2)
+    assert (await bench.documents.get("local", file_id)).status is FileStatus.PROCESSED
+
+
 async def test_deleting_takes_everything_along(bench: Bench) -> None:
     first = await bench.upload(SMALL, "a.txt")
     second = await bench.upload("Another text. " * 30, "b.txt")

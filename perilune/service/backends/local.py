@@ -63,6 +63,11 @@ class LocalBackend:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
+    @property
+    def alive(self) -> bool:
+        """Whether the engine can still run something."""
+        return self._engine.alive
+
     def cached(self, token_ids: Sequence[int], salt: bytes) -> CachedTokens:
         return self._engine.cached(token_ids, salt)
 
