@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perilune.errors import Conflict
+from perilune.errors import Conflict, Overloaded
 from perilune.runtime.kv.disk import DiskKVStore
+from perilune.runtime.kv.manifest import Manifest
 from perilune.runtime.kv.store import KVStore
 from perilune.telemetry import Telemetry
 from tests.contracts.kv_store import BLOCK_BYTES, KVStoreContract, chain, empty
@@ -277,7 +278,7 @@ def test_a_missing_file_is_a_shorter_prefix(folder: Folder, while_open: bool) ->
     store.close()
 
 
-@pytest.mark.parametrize("damage", ["garbage", "zeros", "cut", "old version"])
+@pytest.mark.parametrize("damage", ["garbage", "zeros", "cut", "old version", "no table"])
 def test_a_damaged_manifest_is_an_empty_store(folder: Folder, damage: str) -> None:
     hashes, blocks = saved(folder)
     manifest = folder.path / "manifest.sqlite"
@@ -290,7 +291,7 @@ def test_a_damaged_manifest_is_an_empty_store(folder: Folder, damage: str) -> No
         os.truncate(manifest, size // 2)
     else:
         database = sqlite3.connect(manifest)
-        database.execute("PRAGMA user_version=99")
+        database.execute("PRAGMA user_version=99" if damage == "old version" else "DROP TABLE blocks")
         database.close()
     store = folder.open()
     assert store.prefix_length(hashes) == 0
@@ -299,6 +300,38 @@ def test_a_damaged_manifest_is_an_empty_store(folder: Folder, damage: str) -> No
     store.save(hashes, blocks, "doc")
     assert store.load(hashes, empty(100)) == 100
     store.close()
+
+
+@pytest.mark.parametrize("when", ["preparing", "reading"])
+def test_a_manifest_that_is_locked_or_on_a_full_disk_loses_nothing(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    hashes, _ = saved(folder)
+    before = folder.segments()
+    if when == "preparing":  # as a backup tool holds it
+        blocker = sqlite3.connect(folder.path / "manifest.sqlite", isolation_level=None)
+        blocker.execute("PRAGMA locking_mode=EXCLUSIVE")
+        blocker.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Overloaded) as caught:
+            folder.open()
+        blocker.close()
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(Manifest, "drop", full_disk)
+            with pytest.raises(Overloaded) as caught:
+                folder.open()
+    assert caught.value.hint
+    assert folder.segments() == before
+    assert "kv_disk_manifest_resets_total" not in folder.counts.sums
+    store = folder.open()
+    assert store.load(hashes, empty(100)) == 100
+    store.close()
+
+
+def full_disk(*arguments: object) -> None:
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    raise error
 
 
 def test_swapped_files_are_never_served(folder: Folder) -> None:

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 
-from perilune.errors import Conflict
+from perilune.errors import Conflict, Overloaded
 from perilune.runtime.kv.disk_index import DiskIndex
-from perilune.runtime.kv.manifest import BlockPlace, Manifest, SegmentFile
+from perilune.runtime.kv.manifest import BlockPlace, Manifest, ManifestDamaged, SegmentFile, damage_named
 from perilune.runtime.kv.segment import SEGMENT_BLOCKS, TEMPORARY, checksum, read_run, sync_folder, write_segment
 from perilune.runtime.kv.spec import BlockHash
 from perilune.runtime.kv.store import KVEntry
@@ -37,7 +37,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class DiskKVStore:
-    """Opens (or makes) a KV folder. Raises `Conflict` when another process, or another store, has it open."""
+    """Opens (or makes) a KV folder. Raises `Conflict` when another process, or another store, has it open, and
+    `Overloaded` when its manifest is locked or its disk is full; a damaged manifest is an empty folder."""
 
     def __init__(
         self,
@@ -341,7 +342,7 @@ class DiskKVStore:
         path = self._folder / _MANIFEST
         try:
             return self._read_manifest(path)
-        except sqlite3.DatabaseError as error:
+        except ManifestDamaged as error:
             _LOG.warning("the KV manifest is damaged (%s); the KV folder starts empty", error)
             self._telemetry.count("kv_disk_manifest_resets_total")
             for suffix in ("", "-wal", "-shm"):
@@ -349,12 +350,20 @@ class DiskKVStore:
             return self._read_manifest(path)
 
     def _read_manifest(self, path: Path) -> tuple[Manifest, DiskIndex]:
-        manifest = Manifest(path)
         try:
-            return manifest, self._reconcile(manifest)
-        except BaseException:
-            manifest.close()
-            raise
+            manifest = Manifest(path)
+            try:
+                with damage_named():
+                    return manifest, self._reconcile(manifest)
+            except BaseException:
+                manifest.close()
+                raise
+        except sqlite3.Error as error:  # locked, disk full, no permission: what is stored is as good as before
+            _LOG.warning("the KV manifest can't be opened: %s", error)
+            raise Overloaded(
+                "The KV folder can't be opened: its table of contents is locked, or the disk is full.",
+                hint="Free disk space, end what uses the folder, or set another `home`; nothing was deleted.",
+            ) from error
 
     def _reconcile(self, manifest: Manifest) -> DiskIndex:
         """An index of what the manifest says and the folder confirms; the rest of both is swept."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,10 @@ CREATE TABLE blocks (
 CREATE TABLE owners (owner TEXT NOT NULL, hash BLOB NOT NULL, PRIMARY KEY (owner, hash)) WITHOUT ROWID;
 CREATE TABLE used (owner TEXT PRIMARY KEY, last_used_at REAL NOT NULL) WITHOUT ROWID;
 """
+
+
+class ManifestDamaged(Exception):
+    """The file is no manifest of this version: its contents are lost. Nothing else says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +52,16 @@ class SegmentFile:
 
 
 class Manifest:
-    """Raises `sqlite3.DatabaseError` from the constructor when the file is damaged: start a new one then."""
+    """Raises `ManifestDamaged` from the constructor for a damaged file: start a new one then. Any other
+    `sqlite3.Error` (locked, disk full, no permission) says nothing about what is in it."""
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1.0)
         try:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._prepare()
+            with damage_named():
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
+                self._prepare()
         except BaseException:
             self._db.close()
             raise
@@ -64,11 +71,11 @@ class Manifest:
         if version == SCHEMA_VERSION:
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise sqlite3.DatabaseError(str(verdict))
+                raise ManifestDamaged(str(verdict))
         elif version == 0:
             self._db.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
         else:
-            raise sqlite3.DatabaseError(f"manifest version {version} isn't {SCHEMA_VERSION}")
+            raise ManifestDamaged(f"manifest version {version} isn't {SCHEMA_VERSION}")
 
     # ---------------------------------------------------------------------------------------- reading
 
@@ -127,6 +134,19 @@ class Manifest:
 
     def close(self) -> None:
         self._db.close()
+
+
+@contextmanager
+def damage_named() -> Iterator[None]:
+    """Turn SQLite's words for a damaged file into `ManifestDamaged`; its other errors pass."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        # Python's own errors (text that is no UTF-8) have no code. SQLITE_ERROR: a table isn't there.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+            raise ManifestDamaged(str(error)) from error
+        raise
 
 
 class _Transaction:
