@@ -1,6 +1,7 @@
-"""JSON logs, one object a line. Knows Python's logging; writes no prompt, no answer, no key.
+"""JSON logs, one object a line. Knows Python's logging; writes no prompt, no answer, no document, no key.
 
-Callers pass facts as `extra={"fields": {...}}` and constant messages. Bearer keys that slip into a text from
+Callers pass facts as `extra={"fields": {...}}` and constant messages. Of an exception only the types and the frames
+are written: messages of libraries quote what they worked on. Bearer keys that slip into a text from
 elsewhere (a library, an exception) are struck out.
 """
 
@@ -10,6 +11,7 @@ import json
 import logging
 import re
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -21,6 +23,17 @@ _SECRET = re.compile(
 def redact(text: str) -> str:
     """`text` without the keys that follow words such as Bearer or api_key."""
     return _SECRET.sub(r"\1[removed]", text)
+
+
+def where_it_failed(error: BaseException | None) -> list[str]:
+    """An exception and its causes, the first cause first: each one's frames, then its type."""
+    if error is None:
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    shown = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+    system = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+    return [*where_it_failed(cause), *shown, type(error).__name__ + system]
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,7 +50,7 @@ class JsonFormatter(logging.Formatter):
         if isinstance(fields, dict):
             entry.update(fields)
         if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
+            entry["traceback"] = where_it_failed(record.exc_info[1])
         safe = {key: redact(value) if isinstance(value, str) else value for key, value in entry.items()}
         return json.dumps(safe, ensure_ascii=False, default=str)
 

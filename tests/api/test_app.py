@@ -360,4 +360,27 @@ def test_log_lines_are_json_and_redacted() -> None:
     assert (first["level"], first["logger"], first["n"]) == ("info", "x", 1)
     assert "sk-" not in stream.getvalue()
     assert "abc" not in first["message"]
-    assert "ValueError" in second["traceback"]
+    assert second["traceback"][-1] == "ValueError"
+    assert "test_log_lines" in second["traceback"][-2]
+
+
+def test_logged_exceptions_quote_nothing() -> None:
+    """Messages of libraries hold what they worked on, causes' messages too."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter())
+    logger = logging.getLogger("test.quotes")
+    logger.addHandler(handler)
+    try:
+        try:
+            int("my secret diary")
+        except ValueError as error:
+            raise OSError(28, "No space left on device", "diary.pdf") from error
+    except OSError:
+        logger.exception("failed")
+    finally:
+        logger.removeHandler(handler)
+    shown = json.loads(stream.getvalue())["traceback"]
+    assert "diary" not in stream.getvalue()
+    assert "ValueError" in shown
+    assert shown[-1] == "OSError (No space left on device)"

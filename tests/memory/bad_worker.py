@@ -26,6 +26,10 @@ def misbehave() -> None:
         os.abort()
     elif MODE == "raise":
         raise RuntimeError("a parser's own fault")
+    elif MODE == "quote":
+        print("a library prints: my secret diary", file=sys.stderr)
+        print("MyDiaryError: my secret diary", file=sys.stderr)
+        raise ValueError("my secret diary")
     elif MODE == "eat":
         hoard = []
         while True:

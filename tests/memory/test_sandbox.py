@@ -83,6 +83,18 @@ def test_closing_the_iterator_kills_the_parser(store: Store, tmp_path: Path) -> 
     assert library.get_file("local", record.file_id).status is FileStatus.PARSING
 
 
+def test_a_silent_parser_is_stopped_when_nobody_wants_its_work(store: Store, tmp_path: Path) -> None:
+    library = Library(store, tmp_path, worker=(sys.executable, str(BAD), "hang"))
+    record = add(library, b"text")
+    start = time.monotonic()
+    seen = list(library.parse("local", record.file_id, lambda: time.monotonic() - start > 1.0))
+    assert time.monotonic() - start < 5, "it was waited for until it counts as stalled"
+    assert seen[-1].status is FileStatus.PARSING
+    left = library.get_file("local", record.file_id)
+    assert (left.status, left.error) == (FileStatus.PARSING, None)
+    assert list(Library(store, tmp_path).parse("local", record.file_id))[-1].status is FileStatus.PREFILLING
+
+
 def test_parser_ends_with_its_parent(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("text")
     code = (
@@ -105,13 +117,22 @@ def test_parser_ends_with_its_parent(tmp_path: Path) -> None:
 def test_environment_is_bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hidden")
     script = tmp_path / "show.py"
-    script.write_text("import os, sys; sys.stderr.write(' '.join(os.environ)); sys.exit(7)")
-    seen: list[str] = []
-    monkeypatch.setattr(sandbox.log, "warning", lambda *args: seen.append(str(args)))
+    seen = tmp_path / "seen"
+    script.write_text(f"import os, sys; open({str(seen)!r}, 'w').write(' '.join(os.environ)); sys.exit(7)")
     with pytest.raises(Exception, match="failed"):
         list(sandbox.run(job(tmp_path / "x"), worker=(sys.executable, str(script))))
-    assert "OMP_NUM_THREADS" in seen[0]
-    assert "SECRET_TOKEN" not in seen[0]
+    assert "OMP_NUM_THREADS" in seen.read_text()
+    assert "SECRET_TOKEN" not in seen.read_text()
+
+
+def test_the_log_says_where_a_parser_failed_and_nothing_of_the_document(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = ingest(library_with("quote", store, tmp_path), b"text")
+    assert record.status is FileStatus.ERROR
+    assert "bad_worker.py" in caplog.text
+    assert "ValueError" in caplog.text
+    assert "diary" not in caplog.text.lower()
 
 
 def test_parser_starts_fast(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ def out_of_memory(job: Job) -> Failed:
     )
 
 
+def where_it_failed(error: BaseException) -> str:
+    """The exception's type and the frames it passed: no message, because that may quote the document."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return "\n".join([*(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames), type(error).__name__])
+
+
 def main() -> int:
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     job = read_job(stdin)
@@ -169,8 +175,8 @@ def main() -> int:
         last = out_of_memory(job)
     except BrokenPipeError:
         return 0
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        print(where_it_failed(error), file=sys.stderr)
         return 1
     else:
         return 0
