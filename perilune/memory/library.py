@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from perilune.config import DocumentSettings
 from perilune.core import FileRecord, FileStatus, Page, Passage
 from perilune.errors import Conflict, NotFound, UnsupportedDocument
-from perilune.memory import sanitise
+from perilune.memory import audit, sanitise
 from perilune.memory.analyse import Analyser
 from perilune.memory.blobs import BlobStore
 from perilune.memory.index import Hit, Segment, rank, read_segment
@@ -111,6 +111,7 @@ class Library:
         with self._store.write() as connection:
             _file(connection, tenant, file_id)
             connection.execute(FILES.delete().where(FILES.c.id == file_id))
+            audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)
 
     def file_bytes(self, tenant: str, file_id: str) -> bytes:
@@ -139,11 +140,12 @@ class Library:
 
     # ------------------------------------------------------------------------------------------------ parse
 
-    def parse(self, tenant: str, file_id: str) -> Iterator[FileRecord]:
+    def parse(self, tenant: str, file_id: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[FileRecord]:
         """Parse and index in a limited subprocess, yielding the record as pages arrive. Resumes where it stopped.
 
         Ends with status PREFILLING (text complete) or ERROR (the record says what, why, what to do). Closing
-        the iterator stops the parser. Raises `NotFound` (also when the file is deleted meanwhile) and `Conflict`
+        the iterator stops the parser; so does `stopped`, asked several times a second, between pages too: the file
+        stays unfinished then. Raises `NotFound` (also when the file is deleted meanwhile) and `Conflict`
         while the file is being parsed elsewhere.
         """
         with self._claim(file_id):
@@ -157,14 +159,18 @@ class Library:
             self.set_status(record)
             yield record
             try:
-                for record in self._ingest(record, row.chars, row.passages):  # noqa: B020
+                for record in self._ingest(record, row.chars, row.passages, stopped):  # noqa: B020
                     yield record
+            except sandbox.ParseStopped:
+                return
             except UnsupportedDocument as error:
                 record = replace(record, status=FileStatus.ERROR, error=str(error))
                 self.set_status(record)
                 yield record
 
-    def _ingest(self, record: FileRecord, chars: int, passages: int) -> Iterator[FileRecord]:
+    def _ingest(
+        self, record: FileRecord, chars: int, passages: int, stopped: Callable[[], bool]
+    ) -> Iterator[FileRecord]:
         job = Job(
             path=str(self._blobs.path(record.tenant, record.file_id)),
             filename=record.filename,
@@ -175,7 +181,7 @@ class Library:
             memory_bytes=self._settings.parser_memory,
             cpu_s=self._settings.parser_cpu_s,
         )
-        with closing(sandbox.run(job, worker=self._worker, stall_s=self._stall_s)) as frames:
+        with closing(sandbox.run(job, worker=self._worker, stall_s=self._stall_s, stopped=stopped)) as frames:
             for message in frames:
                 if isinstance(message, Opened):
                     record = replace(record, pages_total=message.pages_total)

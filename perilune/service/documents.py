@@ -188,7 +188,7 @@ class DocumentService:
         await self._set(job, status=FileStatus.ERROR, error=message)
 
     async def _parse(self, job: _Job) -> None:
-        """Parse and index in a thread. Cancelling waits until the parser has stopped (at its next page)."""
+        """Parse and index in a thread. Cancelling waits until the parser has stopped."""
         work = asyncio.create_task(asyncio.to_thread(self._parse_in_thread, job))
         try:
             await asyncio.shield(work)
@@ -198,7 +198,7 @@ class DocumentService:
             raise
 
     def _parse_in_thread(self, job: _Job) -> None:
-        pages = self._library.parse(job.record.tenant, job.record.file_id)
+        pages = self._library.parse(job.record.tenant, job.record.file_id, job.stop.is_set)
         for record in pages:
             job.record = record
             if job.stop.is_set():

@@ -124,11 +124,11 @@ class Library(Protocol):
         """What is parsed so far, as one text; page offsets point into it."""
         ...
 
-    def parse(self, tenant: str, file_id: str) -> Iterator[FileRecord]:
+    def parse(self, tenant: str, file_id: str, stopped: Callable[[], bool] = ...) -> Iterator[FileRecord]:
         """Parse and index in a limited subprocess, yielding the record as pages arrive. Resumes where it stopped.
 
         Ends with status PREFILLING (text complete) or ERROR (the record says what, why, what to do). Closing the
-        iterator stops the parser.
+        iterator stops the parser; so does `stopped`, asked several times a second, and leaves the file unfinished.
         """
         ...
 
@@ -153,11 +153,12 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a tenant, a role ("admin", "user", "read-only") and the key's own deadline."""
+    """Who asks: a tenant, a role ("admin", "user", "read-only"), the key's own deadline, and the key's id."""
 
     tenant: str
     role: str
     deadline_s: float | None = None
+    key_id: str | None = None
 
 
 class Documents(Protocol):

@@ -351,7 +351,7 @@ class MemoryLibrary:
     def text(self, tenant: str, file_id: str) -> str:
         return "".join(page.text for page in self.pages(tenant, file_id))
 
-    def parse(self, tenant: str, file_id: str) -> Iterator[FileRecord]:
+    def parse(self, tenant: str, file_id: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[FileRecord]:
         record = self.get_file(tenant, file_id)
         if self.data[file_id].startswith(b"BROKEN"):
             self.records[file_id] = replace(record, status=FileStatus.ERROR, error="The file is damaged.")
@@ -359,7 +359,9 @@ class MemoryLibrary:
             return
         texts = self.data[file_id].decode().split("\f")
         while len(self.parsed[file_id]) < len(texts):
-            self.gate.wait(10)
+            while not self.gate.wait(0.02):
+                if stopped():
+                    return
             time.sleep(self.page_s)
             pages = self.parsed[file_id]
             start = pages[-1].end if pages else 0

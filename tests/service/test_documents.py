@@ -124,6 +124,17 @@ async def test_deleting_stops_a_running_ingest(phase: str) -> None:
         bench.engine.hold.set()
 
 
+async def test_a_silent_parser_delays_neither_deletion_nor_shutdown(bench: Bench) -> None:
+    bench.library.gate.clear()
+    deleted = await bench.upload(SMALL, wait=False)
+    kept = await bench.upload(SMALL, wait=False)
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(bench.documents.delete("local", deleted), 1)
+    await asyncio.wait_for(bench.service.close(), 1)
+    assert bench.library.records[kept].status not in (FileStatus.ERROR, FileStatus.PROCESSED)
+    bench.library.gate.set()
+
+
 async def test_an_interrupted_ingest_is_resumed_at_the_next_start() -> None:
     async with running(library=MemoryLibrary(page_s=0.01)) as bench:
         file_id = await bench.upload("\f".join([SMALL] * 10), wait=False)

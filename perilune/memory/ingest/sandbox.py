@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -31,19 +32,36 @@ from perilune.memory.ingest.protocol import (
 )
 
 WORKER = (sys.executable, "-P", "-m", "perilune.memory.ingest.worker")
+POLL_S = 0.1
+"""How often a silent parser's caller is asked whether the work is still wanted."""
+
 STALL_S = 300.0
 """A parser silent for this long hangs. Generous: at nice 19 beside a busy engine it gets about 2 % of a core."""
 
 _READ_BYTES = 1024**2
 _LOG_BYTES = 4_000
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_FRAME = re.compile(r"[^\s:]+\.py:\d+ [\w<>]+|[A-Z]\w*(?:Error|Exception|Exit|Interrupt)")
 _REPORT = "Try to export it again from its source; if it opens elsewhere, please report it."
 
 log = logging.getLogger(__name__)
 
 
-def run(job: Job, *, worker: Sequence[str] = WORKER, stall_s: float = STALL_S) -> Generator[Frame, None, None]:
-    """The parser's frames, ended by `Done`. Raises `UnsupportedDocument`. Closing the iterator kills the parser."""
+class ParseStopped(Exception):
+    """The caller no longer wants the document; nobody is told."""
+
+
+def run(
+    job: Job,
+    *,
+    worker: Sequence[str] = WORKER,
+    stall_s: float = STALL_S,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Generator[Frame, None, None]:
+    """The parser's frames, ended by `Done`. Closing the iterator kills the parser.
+
+    Raises `UnsupportedDocument`, and `ParseStopped` soon after `stopped` turns true, however silent the parser is.
+    """
     with tempfile.TemporaryFile() as errors, _process(worker, errors) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -52,7 +70,7 @@ def run(job: Job, *, worker: Sequence[str] = WORKER, stall_s: float = STALL_S) -
             process.stdin.flush()
         except BrokenPipeError:
             pass  # it died already; its exit status below says why
-        for message in _frames(process.stdout.fileno(), stall_s):
+        for message in _frames(_Reader(process.stdout.fileno(), stall_s, stopped)):
             if isinstance(message, Failed):
                 raise UnsupportedDocument(message.message, hint=message.hint)
             yield message
@@ -78,9 +96,8 @@ def _process(worker: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Po
         process.wait()
 
 
-def _frames(descriptor: int, stall_s: float) -> Iterator[Frame]:
+def _frames(reader: _Reader) -> Iterator[Frame]:
     """Frames until the end of the stream."""
-    reader = _Reader(descriptor, stall_s)
     while (head := reader.take(LENGTHS.size)) is not None:
         try:
             json_bytes, blob_bytes = lengths(head)
@@ -88,18 +105,19 @@ def _frames(descriptor: int, stall_s: float) -> Iterator[Frame]:
             if body is None:
                 return
             message = decode(body[:json_bytes], body[json_bytes:])
-        except ProtocolError as error:
-            log.warning("a parser wrote something that is no frame: %s", error)
+        except ProtocolError:
+            log.warning("a parser wrote something that is no frame")
             raise _broken("The parser failed on this file.") from None
         yield message
 
 
 class _Reader:
-    """Exact reads from a pipe, each with a deadline."""
+    """Exact reads from a pipe, each with a deadline, given up when `stopped` says so."""
 
-    def __init__(self, descriptor: int, stall_s: float) -> None:
+    def __init__(self, descriptor: int, stall_s: float, stopped: Callable[[], bool]) -> None:
         self._descriptor = descriptor
         self._stall_s = stall_s
+        self._stopped = stopped
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
 
@@ -108,11 +126,7 @@ class _Reader:
         parts, missing = [], size
         deadline_s = time.monotonic() + self._stall_s
         while missing:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not self._poll.poll(left_s * 1000):
-                raise _broken(
-                    f"The parser made no progress for {self._stall_s:,.0f} s on this file and was stopped."
-                )
+            self._wait(deadline_s)
             part = os.read(self._descriptor, min(missing, _READ_BYTES))
             if not part:
                 return None
@@ -120,12 +134,28 @@ class _Reader:
             missing -= len(part)
         return b"".join(parts)
 
+    def _wait(self, deadline_s: float) -> None:
+        """Until there is something to read."""
+        while True:
+            if self._stopped():
+                raise ParseStopped
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise _broken(
+                    f"The parser made no progress for {self._stall_s:,.0f} s on this file and was stopped."
+                )
+            if self._poll.poll(min(left_s, POLL_S) * 1000):
+                return
+
 
 def _death(status: int, job: Job, errors: IO[bytes]) -> UnsupportedDocument:
     """Why the process ended without a last word."""
     errors.seek(0, os.SEEK_END)
     errors.seek(max(0, errors.tell() - _LOG_BYTES))
-    log.warning("a parser ended with status %d: %s", status, errors.read().decode(errors="replace"))
+    told = errors.read().decode(errors="replace").splitlines()
+    # Anything else there, from a library, may be the document's own text.
+    kept = [line for line in told if _FRAME.fullmatch(line)]
+    log.warning("a parser ended with status %d: %s", status, " ".join(kept) or "it said nothing that may be shown")
     if -status == signal.SIGKILL:
         return UnsupportedDocument(
             "The system stopped the parser, most likely because memory ran out.",
