@@ -72,7 +72,7 @@ def _store(settings: Settings) -> Iterator[DiskKVStore]:
             f"The KV folder belongs to the running server (process {server.pid}).",
             hint=f"Stop it with `kill {server.pid}`, or delete files through it: their KV goes with them.",
         )
-    store = DiskKVStore(settings.home / KV_FOLDER, settings.kv_cache.disk_quota)
+    store = DiskKVStore(settings.home / KV_FOLDER, None)  # a smaller quota in this shell must not delete anything
     try:
         yield store
     finally:

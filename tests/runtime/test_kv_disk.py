@@ -51,7 +51,7 @@ class Folder:
         self.now = 1.0
         self.counts = Counts()
 
-    def open(self, quota_bytes: int = 1 << 30) -> DiskKVStore:
+    def open(self, quota_bytes: int | None = 1 << 30) -> DiskKVStore:
         return DiskKVStore(self.path, quota_bytes, Telemetry(self.counts), clock=self.tick)
 
     def tick(self) -> float:
@@ -176,6 +176,17 @@ def test_a_smaller_quota_is_met_at_the_next_start(folder: Folder) -> None:
     assert [entry.owner for entry in again.entries()] == ["b"]
     assert len(folder.segments()) == 1
     again.close()
+
+
+def test_without_a_quota_nothing_is_evicted(folder: Folder) -> None:
+    hashes, _ = saved(folder)
+    before = folder.segments()
+    store = folder.open(None)
+    store.save(*chain(b"b", 100), "other")
+    assert {entry.owner for entry in store.entries()} == {"doc", "other"}
+    store.close()
+    assert set(before) < set(folder.segments())
+    assert hashes
 
 
 def test_what_is_being_loaded_is_not_evicted(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

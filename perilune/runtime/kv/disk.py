@@ -38,12 +38,14 @@ _LOG = logging.getLogger(__name__)
 
 class DiskKVStore:
     """Opens (or makes) a KV folder. Raises `Conflict` when another process, or another store, has it open, and
-    `Overloaded` when its manifest is locked or its disk is full; a damaged manifest is an empty folder."""
+    `Overloaded` when its manifest is locked or its disk is full; a damaged manifest is an empty folder.
+
+    `quota_bytes` None evicts nothing, ever: for whoever only looks or deletes by owner."""
 
     def __init__(
         self,
         folder: Path,
-        quota_bytes: int,
+        quota_bytes: int | None,
         telemetry: Telemetry | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -249,6 +251,8 @@ class DiskKVStore:
 
     def _make_room(self, size_bytes: int, owner: str | None) -> bool:
         """Evict until `size_bytes` more fit the quota. False, and nothing evicted, when that can't be."""
+        if self._quota_bytes is None:
+            return True
         with self._indexing:
             excess = self._index.size_bytes + size_bytes - self._quota_bytes
             victims = self._index.victims(excess, owner) if size_bytes <= self._quota_bytes else None
