@@ -225,7 +225,7 @@ def _limits(settings: Settings) -> Limits:
 def _authenticator(keys: Keyring) -> Callable[[str | None], Caller]:
     def authenticate(key: str | None) -> Caller:
         owner = keys.authenticate(key)
-        return Caller(owner.tenant, owner.role, owner.deadline_s)
+        return Caller(owner.tenant, owner.role, owner.deadline_s, owner.key_id)
 
     return authenticate
 

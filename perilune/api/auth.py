@@ -14,9 +14,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from perilune.api.errors import ForbiddenHost
 from perilune.api.limits import header
 from perilune.errors import ConfigError, Forbidden, Unauthenticated
+from perilune.memory.audit import acting
 from perilune.service.ports import Caller, ServiceApi
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
+ADMIN_PATHS = frozenset({"/metrics"})
+"""What tells of the whole machine, and so of other tenants' load."""
+
 MAX_KEY_CHARS = 512
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{0,5})?", re.ASCII)
 _WRITERS = frozenset({"admin", "user"})
@@ -49,6 +53,19 @@ async def check_bind(service: ServiceApi, host: str) -> None:
             hint="Create one with `perilune keys create`, or bind 127.0.0.1.",
             param="server.host",
         )
+
+
+def require_admin(caller: Caller) -> None:
+    """Raises `Forbidden` for a caller that doesn't run this server."""
+    if caller.role != "admin":
+        raise Forbidden(
+            f"A key with the role {caller.role} can't see the whole server.", hint="Use a key with the role admin."
+        )
+
+
+def actor_of(caller: Caller) -> str:
+    """How the audit table names a caller: by its key, never by a name that it chose."""
+    return f"key:{caller.key_id}" if caller.key_id else "local"
 
 
 def require_writer(caller: Caller) -> None:
@@ -110,8 +127,14 @@ class Authentication:
             key = bearer_key(header(scope, b"authorization"))
             if self._public and not await keys_exist(self._service):
                 raise Unauthenticated("No key exists.", hint="Create one with `perilune keys create`.")
-            scope["state"]["caller"] = await self._service.authenticate(key)
-        await self._app(scope, receive, send)
+            caller = await self._service.authenticate(key)
+            scope["state"]["caller"] = caller
+            if scope["path"] in ADMIN_PATHS:
+                require_admin(caller)
+            with acting(actor_of(caller)):
+                await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def bearer_key(value: bytes | None) -> str | None:

@@ -1,13 +1,15 @@
-"""`perilune keys`: make, list and revoke API keys. A key is printed once, alone on stdout."""
+"""`perilune keys`: make, list and revoke API keys, and show who did. A key is printed once, alone on stdout."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from perilune.cli.console import print_json, say, table
 from perilune.config import Settings
+from perilune.memory import audit
 from perilune.memory.keys import KeyInfo, Keyring
 from perilune.memory.store import Store
 
@@ -55,6 +57,23 @@ def revoke(settings: Settings, key_id: str) -> None:
     say(f"{key_id} is revoked.")
 
 
+def show_audit(settings: Settings, limit: int, as_json: bool) -> None:
+    """The newest entries of the audit table, oldest first."""
+    with open_store(settings) as store:
+        entries = audit.read(store, limit)
+    if as_json:
+        print_json([asdict(entry) for entry in entries])
+        return
+    if not entries:
+        say("No key was made or revoked and no file was deleted.")
+        return
+    rows = [
+        (_moment(entry.at), entry.actor, entry.action, entry.tenant or "-", entry.subject, entry.outcome)
+        for entry in entries
+    ]
+    table(("WHEN", "WHO", "WHAT", "TENANT", "ID", "OUTCOME"), rows)
+
+
 def _fields(info: KeyInfo) -> dict[str, object]:
     return {
         "id": info.key_id,
@@ -83,3 +102,7 @@ def _row(info: KeyInfo) -> tuple[str, ...]:
 
 def _day(moment: float | None) -> str:
     return "never" if moment is None else time.strftime("%Y-%m-%d", time.localtime(moment))
+
+
+def _moment(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -256,6 +256,18 @@ def keys_revoke(ctx: typer.Context, key_id: Annotated[str, typer.Argument(help="
     verb.revoke(ctx.obj.settings(), key_id)
 
 
+@keys_app.command("audit")
+def keys_audit(
+    ctx: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, help="Show the newest N entries.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """Who made or revoked keys and deleted files, when, and how it ended."""
+    from perilune.cli import keys as verb
+
+    verb.show_audit(ctx.obj.settings(), limit, as_json)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 
 from perilune.core import DEFAULT_TENANT
 from perilune.errors import ConfigError, InvalidRequest, NotFound, Unauthenticated
+from perilune.memory import audit
 from perilune.memory.schema import KEYS, TENANTS
 from perilune.memory.store import Store
 
@@ -40,6 +41,7 @@ class KeyOwner:
     tenant: str
     role: str
     deadline_s: float | None = None
+    key_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Keyring:
                     created_at=info.created_at,
                 )
             )
+            audit.write(connection, info.created_at, "key.create", tenant, info.key_id)
         return key, info
 
     def list(self) -> list[KeyInfo]:
@@ -105,11 +108,14 @@ class Keyring:
     def revoke(self, key_id: str) -> None:
         """End a key at once; revoking twice changes nothing. Raises `NotFound`."""
         with self._store.write() as connection:
-            known = connection.execute(sa.select(KEYS.c.revoked_at).where(KEYS.c.id == key_id)).first()
-            if known is None:
-                raise NotFound(f"There is no key {key_id!r}.", hint="`perilune keys list` shows every key.")
-            if known.revoked_at is None:
-                connection.execute(KEYS.update().where(KEYS.c.id == key_id).values(revoked_at=self._clock()))
+            query = sa.select(KEYS.c.tenant, KEYS.c.revoked_at).where(KEYS.c.id == key_id)
+            known, now = connection.execute(query).first(), self._clock()
+            outcome: audit.Outcome = "not_found" if known is None else "unchanged" if known.revoked_at else "done"
+            if outcome == "done":
+                connection.execute(KEYS.update().where(KEYS.c.id == key_id).values(revoked_at=now))
+            audit.write(connection, now, "key.revoke", known.tenant if known else "", key_id, outcome)
+        if known is None:
+            raise NotFound(f"There is no key {key_id!r}.", hint="`perilune keys ls` shows every key.")
 
     def exist(self) -> bool:
         """Whether a key was ever made."""
@@ -133,7 +139,7 @@ class Keyring:
         if row.last_used_at is None or abs(now - row.last_used_at) >= _LAST_USED_STEP_S:
             with self._store.write() as connection:
                 connection.execute(KEYS.update().where(KEYS.c.id == row.id).values(last_used_at=now))
-        return KeyOwner(row.tenant, row.role, row.deadline_s)
+        return KeyOwner(row.tenant, row.role, row.deadline_s, row.id)
 
     def tenant_secret(self, tenant: str) -> bytes:
         """The tenant's 32 random bytes that seed its KV hashes; made on first use and never changed.

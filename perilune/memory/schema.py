@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -58,6 +58,18 @@ KEYS = Table(
     Column("last_used_at", Float),
     Column("revoked_at", Float),
     CheckConstraint("role IN ('admin', 'user', 'read-only')", name="role"),
+)
+
+AUDIT = Table(  # rows are only ever added; SQLite's triggers refuse anything else
+    "audit",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("actor", String(128), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("subject", String(64), nullable=False),
+    Column("outcome", String(16), nullable=False),
 )
 
 FILES = Table(

@@ -20,6 +20,7 @@ from perilune.api.app import create_app, listen, url_of
 from perilune.api.auth import check_bind, host_name, is_loopback
 from perilune.config import ServerSettings, Settings
 from perilune.errors import ConfigError, Conflict
+from perilune.memory import audit
 from perilune.ops.logging import JsonFormatter, configure
 from perilune.ops.metrics import TABLE, PrometheusSink
 from perilune.service.ports import Caller
@@ -384,3 +385,28 @@ def test_logged_exceptions_quote_nothing() -> None:
     assert "diary" not in stream.getvalue()
     assert "ValueError" in shown
     assert shown[-1] == "OSError (No space left on device)"
+
+
+async def test_only_an_admin_sees_the_metrics(serve: Serve) -> None:
+    """They tell of every tenant's load."""
+    keys = {"boss": Caller("acme", "admin"), "worker": Caller("acme", "user"), "guest": Caller("acme", "read-only")}
+    async with serve(FakeService(keys=keys)) as server:
+        for key, status in (("boss", 200), ("worker", 403), ("guest", 403)):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await server.http.get("/metrics", headers=headers)).status == status
+            assert (await server.http.get("/v1/models", headers=headers)).status == 200
+
+
+async def test_a_deletion_is_done_in_the_name_of_its_key(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = FakeService(keys={"worker": Caller("acme", "user", key_id="key-7")})
+    actors: list[str | None] = []
+
+    async def delete(tenant: str, file_id: str) -> None:
+        actors.append(await asyncio.to_thread(audit._actor.get))
+
+    monkeypatch.setattr(service.documents, "delete", delete)
+    async with serve(service, key="worker") as server:
+        await server.client.files.delete("file-1")
+        service.keys.clear()
+        await server.client.files.delete("file-1")
+    assert actors == ["key:key-7", "local"]

@@ -158,6 +158,18 @@ def test_keys_are_shown_once(call: Command) -> None:
     assert "revoked" in call("keys", "ls").out
 
 
+def test_the_audit_tells_who_made_and_revoked_keys(call: Command) -> None:
+    assert "No key was made" in call("keys", "audit").err
+    call("keys", "create", "--tenant", "acme")
+    [listed] = json.loads(call("keys", "ls", "--json").out)
+    call("keys", "revoke", listed["id"])
+    entries = json.loads(call("keys", "audit", "--json").out)
+    told = [(entry["action"], entry["tenant"], entry["subject"], entry["outcome"]) for entry in entries]
+    assert told == [("key.create", "acme", listed["id"], "done"), ("key.revoke", "acme", listed["id"], "done")]
+    assert all(entry["actor"].startswith("user:") and entry["at"] > 0 for entry in entries)
+    assert "key.revoke" in call("keys", "audit", "--limit", "1").out
+
+
 def test_kv_of_an_empty_home(call: Command) -> None:
     done = call("kv", "ls")
     assert done.code == 0

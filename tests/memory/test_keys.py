@@ -33,7 +33,7 @@ def test_a_key_speaks_for_its_tenant(keyring: Keyring) -> None:
     key, info = keyring.create("acme", "laptop", "read-only", deadline_s=2.5)
     assert key.startswith("pl-")
     assert len(key) == 46
-    assert keyring.authenticate(key) == KeyOwner("acme", "read-only", 2.5)
+    assert keyring.authenticate(key) == KeyOwner("acme", "read-only", 2.5, info.key_id)
     assert keyring.list() == [info] or keyring.list()[0].key_id == info.key_id
 
 
@@ -52,8 +52,9 @@ def test_revoked_keys_stay_out_and_the_door_stays_shut(keyring: Keyring) -> None
         with pytest.raises(Unauthenticated):
             keyring.authenticate(caller)
     assert keyring.list()[0].revoked_at == 1_000.0
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound) as unknown:
         keyring.revoke("key-none")
+    assert "perilune keys ls" in unknown.value.hint  # the verb that there is
 
 
 def test_last_use_is_noted_once_a_minute(keyring: Keyring, now: list[float]) -> None:
