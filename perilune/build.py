@@ -185,7 +185,7 @@ def _service(
     from perilune.service.service import Service
 
     backend = LocalBackend(engine)
-    composer = Composer(loaded.tokenizer, loaded.chat_template)
+    composer = Composer(loaded.tokenizer, loaded.chat_template, model.window_tokens)
 
     def salt_of(tenant: str) -> bytes:
         return tenant_salt(keys.tenant_secret(tenant), loaded.runtime.kv_spec)

@@ -163,10 +163,10 @@ class Answer:
 
     def _refuse_surely_too_long(self, bare: Prompt, records: list[FileRecord], conversation: Conversation) -> None:
         """Pinned `full`, or nothing that could be left out: the 400 comes before the stream begins."""
-        refinable = bool(records) or len(conversation.turns) > 1
+        refinable = bool(records) or conversation.has_history
         if refinable and self._request.context_policy is not ContextPolicy.FULL:
             return
-        least = len(bare) + sum(record.tokens or 0 for record in records)
+        least = len(bare) + conversation.omitted_tokens + sum(record.tokens or 0 for record in records)
         if least > self._room():
             raise too_long(least, self._sure_facts(least, refinable))
 
@@ -196,7 +196,7 @@ class Answer:
         cached = parts.backend.cached(prompt.token_ids, salt) if prompt is not None else CachedTokens()
         documents = bool(material.records)
         return replace(
-            self._sure_facts(material.offered, documents or len(conversation.turns) > 1),
+            self._sure_facts(material.offered, documents or conversation.has_history),
             elapsed_s=max(0.0, parts.clock() - request.arrival_s),
             stable=_stable(prompt, conversation),
             required=material.required,
@@ -331,5 +331,5 @@ def _stable(prompt: Prompt | None, conversation: Conversation) -> int:
     instructions where a document is asked its first question."""
     if prompt is None:
         return 0
-    first = len(conversation.turns) == 1 and prompt.context_tokens
+    first = not conversation.has_history and prompt.context_tokens
     return prompt.context_tokens if first else prompt.stable_tokens

@@ -23,16 +23,19 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perilune.core import Message
-from perilune.errors import InvalidRequest
+from perilune.errors import ContextTooLong, InvalidRequest
 from perilune.service.ports import ChatTemplate, Tokenizer
 
 SLICE_CHARS = 16_384
 """Documents are tokenised in slices of about this size: one call holds the interpreter for about 10 ms."""
 
 _SLICE_SEARCH_CHARS = 256
+
+MAX_CHARS_PER_TOKEN = 8
+"""Text longer than this times the window is taken not to fit before it is tokenised."""
 
 DOCUMENT_INSTRUCTIONS = "Answer the question from the document above. If the answer is not in it, say so."
 PASSAGE_INSTRUCTIONS = "Answer the question from the passages above. If the answer is not in them, say so."
@@ -51,10 +54,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request's messages as the composer needs them. `instructions` are the leading system messages."""
+    """A request's messages as the composer needs them. `instructions` are the leading system messages.
+
+    `omitted_turns` oldest ones, of at least `omitted_tokens`, were not even tokenised: with them it can't fit.
+    """
 
     instructions: str
     turns: tuple[Turn, ...]
+    instruction_ids: tuple[int, ...] = ()
+    omitted_turns: int = 0
+    omitted_tokens: int = 0
+
+    @property
+    def has_history(self) -> bool:
+        """There is something older that could be left out."""
+        return len(self.turns) > 1 or self.omitted_turns > 0
 
     @property
     def question(self) -> str:
@@ -70,7 +84,7 @@ class Conversation:
         return self.question
 
     def without_oldest(self, count: int) -> Conversation:
-        return Conversation(self.instructions, self.turns[count:])
+        return replace(self, turns=self.turns[count:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +101,17 @@ class Prompt:
 
 
 class Composer:
-    """Prompts of one model. Thread-safe; calls take milliseconds (long documents more), so run them in a thread."""
+    """Prompts of one model. Thread-safe; calls take milliseconds (long documents more), so run them in a thread.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    `window_tokens` bounds what is tokenised of a conversation; None: all of it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, window_tokens: int | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._window = window_tokens
         self._documents: OrderedDict[str, array[int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -107,9 +127,7 @@ class Composer:
             if known is not None:
                 self._documents.move_to_end(key)
                 return known
-        ids = array("i")
-        for piece in slices(text):
-            ids.extend(self._tokenizer.encode(piece))
+        ids = self._encode(text)
         with self._lock:
             self._documents[key] = ids
             while sum(map(len, self._documents.values())) > _CACHED_DOCUMENT_TOKENS and len(self._documents) > 1:
@@ -132,35 +150,77 @@ class Composer:
         return array("i", self._tokenizer.encode(f"[{filename}, page {page}]\n{text.strip()}\n\n"))
 
     def conversation(self, messages: Sequence[Message]) -> Conversation:
-        """Split off the instructions and tokenise the turns. Raises `InvalidRequest` without a question."""
+        """Split off the instructions and tokenise the turns, the newest first where not all can fit.
+
+        Raises `InvalidRequest` without a question, `ContextTooLong` where instructions and question can't fit.
+        """
         leading: list[str] = []
-        turns: list[Turn] = []
+        said: list[tuple[str, str]] = []
         for message in messages:
-            if message.role in ("system", "developer") and not turns:
+            if message.role in ("system", "developer") and not said:
                 leading.append(message.text)
                 continue
             if not message.text and message.file_ids:
                 continue  # a message that only attaches a document: the document itself stands at the start
             role = "system" if message.role == "developer" else message.role
-            turns.append(Turn(role, message.text, tuple(self._tokenizer.encode(message.text))))
-        if not any(turn.role == "user" and turn.text.strip() for turn in turns):
+            said.append((role, message.text))
+        if not any(role == "user" and text.strip() for role, text in said):
             raise InvalidRequest(
                 "The request has no question: no user message with text.",
                 hint="Add a message with role 'user' and some text.",
                 param="messages",
             )
-        return Conversation("\n\n".join(text for text in leading if text), tuple(turns))
+        instructions = "\n\n".join(text for text in leading if text)
+        first = self._first_that_fits(instructions, said)
+        omitted_chars = sum(len(text) for _, text in said[:first])
+        turns = (Turn(role, text, tuple(self._encode(text))) for role, text in said[first:])
+        return Conversation(
+            instructions,
+            tuple(turns),
+            tuple(self._encode(instructions)),
+            first,
+            omitted_chars // MAX_CHARS_PER_TOKEN,
+        )
+
+    def _first_that_fits(self, instructions: str, said: list[tuple[str, str]]) -> int:
+        """The oldest user turn worth tokenising: with those before it the text surely can't fit."""
+        if self._window is None:
+            return 0
+        last = max(index for index, (role, _) in enumerate(said) if role == "user")
+        limit = self._window * MAX_CHARS_PER_TOKEN
+        chars = len(instructions) + sum(len(text) for _, text in said[last:])
+        if chars > limit:
+            raise ContextTooLong(
+                f"Instructions and question hold {chars:,} characters; a window of {self._window:,} tokens "
+                f"can't hold more than {limit:,}.",
+                hint="Send less; upload a long text as a document, so that passages of it can be chosen.",
+                param="messages",
+            )
+        for index in range(last - 1, -1, -1):
+            chars += len(said[index][1])
+            if chars > limit:
+                return next(at for at in range(index + 1, last + 1) if said[at][0] == "user")
+        return 0
+
+    def _encode(self, text: str) -> array[int]:
+        """In slices, because one call holds the interpreter for as long as it takes."""
+        ids = array("i")
+        for piece in slices(text):
+            ids.extend(self._tokenizer.encode(piece))
+        return ids
 
     # ------------------------------------------------------------------------------------- prompts
 
     def compose(self, context: Sequence[array[int]], conversation: Conversation, instructions: str) -> Prompt:
         """Context pieces, the caller's instructions (else `instructions`, where there is context) and the turns."""
-        own = conversation.instructions or (instructions if context else "")
         system = array("i")
         for piece in context:
             system.extend(piece)
         head = len(system)
-        system.extend(self._tokenizer.encode(own))
+        if conversation.instructions:
+            system.extend(conversation.instruction_ids)
+        elif context:
+            system.extend(self._tokenizer.encode(instructions))
         turns = [(turn.role, array("i", turn.token_ids)) for turn in conversation.turns]
         ways = [[("system", system), *turns], _folded(system, self._tokenizer, turns)] if len(system) else [turns]
         refusal: InvalidRequest | None = None

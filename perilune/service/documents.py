@@ -27,7 +27,7 @@ from perilune.core import (
 )
 from perilune.errors import InternalError, Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
-from perilune.service.compose import Composer, slices
+from perilune.service.compose import MAX_CHARS_PER_TOKEN, Composer, slices
 from perilune.service.ports import Library
 from perilune.telemetry import Telemetry
 
@@ -38,9 +38,6 @@ QUESTION_RESERVE_TOKENS = 512
 
 PARALLEL_PARSERS = 2
 """Documents parsed at once; prefill takes them one by one, because the engine is one."""
-
-MAX_CHARS_PER_TOKEN = 8
-"""Text longer than this times the window is taken not to fit before it is counted."""
 
 OWNER_SEPARATOR = "+"
 _RETRY_S = 0.5

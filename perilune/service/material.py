@@ -93,13 +93,17 @@ class MaterialReader:
 
     def read(self, records: Sequence[FileRecord], bare: Prompt, conversation: Conversation, room: int) -> Material:
         """Count everything; compose it where it fits `room` tokens. Runs in a thread."""
+        said = len(bare) + conversation.omitted_tokens
+        if conversation.omitted_turns:
+            said = max(said, room + 1)
         if not records:
-            return Material((), bare, len(bare), self._required(conversation, bare), True)
+            prompt = None if conversation.omitted_turns else bare
+            return Material((), prompt, said, self._required(conversation, bare), True)
         complete = all(record.status in _READ for record in records)
         required = self._required(conversation, bare) + self._composer.count(PASSAGE_INSTRUCTIONS)
         counts = [self._tokens(record) for record in records]
-        offered = len(bare) + sum(counts)
-        prompt: Prompt | None = None
+        offered = said + sum(counts)
+        prompt = None
         if complete and offered <= room:
             pieces = [self._piece(record) for record in records]
             prompt = self._composer.compose(pieces, conversation, DOCUMENT_INSTRUCTIONS)

@@ -86,9 +86,9 @@ class Refiner:
             if cost > allowed:
                 break
             first = start
-        if first == starts[0]:
+        if first == starts[0] and not conversation.omitted_turns:
             first = 0
-        return conversation.without_oldest(first), first
+        return conversation.without_oldest(first), first + conversation.omitted_turns
 
     def _passages(
         self, records: Sequence[FileRecord], conversation: Conversation, budget: int

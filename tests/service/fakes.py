@@ -49,9 +49,11 @@ class CharTokenizer:
     def __init__(self, bos: bool = False) -> None:
         self.bos_ids: tuple[int, ...] = (BOS,) if bos else ()
         self.encoded_chars = 0
+        self.longest_call_chars = 0
 
     def encode(self, text: str) -> list[int]:
         self.encoded_chars += len(text)
+        self.longest_call_chars = max(self.longest_call_chars, len(text))
         return [ord(char) for char in text]
 
     def encode_template(self, text: str) -> list[int]:
@@ -70,6 +72,13 @@ class CharTokenizer:
 
     def stream(self) -> CharStream:
         return CharStream(self)
+
+
+class SparseTokenizer(CharTokenizer):
+    """A run of spaces is one token, as in real vocabularies."""
+
+    def encode(self, text: str) -> list[int]:
+        return super().encode(re.sub(" +", " ", text))
 
 
 class CharStream:

@@ -63,7 +63,7 @@ class Bench:
         self.predictor = Predictor(None, telemetry, 1024, self.rates)
         self.engine.observer = self.predictor
         backend = LocalBackend(self.engine)
-        composer = Composer(self.tokenizer, self.template)
+        composer = Composer(self.tokenizer, self.template, self.window)
         self.documents = DocumentService(
             self.library,
             composer,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.core import FilePart, Message, TextPart
-from perilune.errors import InvalidRequest
+from perilune.errors import ContextTooLong, InvalidRequest
 from perilune.service.compose import DOCUMENT_INSTRUCTIONS, SLICE_CHARS, Composer, Prompt, slices
 from tests.service.fakes import BOS, FIRST_MARKER, CharTokenizer, Template
 
@@ -134,6 +134,34 @@ def test_a_request_without_a_question_is_refused(composer: Composer, messages: l
 def test_a_message_that_only_attaches_leaves_no_empty_turn(composer: Composer) -> None:
     conversation = composer.conversation([message("user", "", "file"), message("user", "Why?")])
     assert [turn.text for turn in conversation.turns] == ["Why?"]
+
+
+def test_long_messages_are_tokenised_in_slices_and_once() -> None:
+    tokenizer = CharTokenizer()
+    composer = Composer(tokenizer, Template())
+    text = "some words " * 10_000
+    conversation = composer.conversation([message("system", text), message("user", text)])
+    made = tokenizer.encoded_chars
+    assert made == 2 * len(text)
+    assert tokenizer.longest_call_chars <= SLICE_CHARS
+    for _ in range(3):
+        composer.compose([], conversation, "")
+    assert tokenizer.encoded_chars - made < 1000, "the instructions were tokenised again"
+
+
+def test_what_can_not_fit_is_not_even_tokenised() -> None:
+    tokenizer = CharTokenizer()
+    composer = Composer(tokenizer, Template(), 1000)
+    for asked in ([message("user", "x" * 8001)], [message("system", "x" * 8000), message("user", "Why?")]):
+        with pytest.raises(ContextTooLong, match="1,000 tokens"):
+            composer.conversation(asked)
+    assert tokenizer.encoded_chars == 0
+    talk = [message("user", "x" * 7000), message("assistant", "y" * 1000)]
+    talk += [message("user", "z" * 500), message("assistant", "v" * 500), message("user", "Why?")]
+    conversation = composer.conversation(talk)
+    assert [turn.text[0] for turn in conversation.turns] == ["z", "v", "W"]
+    assert (conversation.omitted_turns, conversation.omitted_tokens) == (2, 1000)
+    assert tokenizer.encoded_chars == 1004
 
 
 def test_a_short_follow_up_is_searched_with_the_question_before(composer: Composer) -> None:

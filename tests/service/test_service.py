@@ -37,7 +37,7 @@ from perilune.errors import (
 )
 from perilune.service.rates import Rates
 from perilune.service.report import report_dict
-from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary
+from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, SparseTokenizer
 from tests.service.harness import VOCABULARY, Bench, request, running, text_of
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "perilune-object.schema.json").read_text())
@@ -281,6 +281,26 @@ async def test_an_overlong_conversation_drops_its_oldest_turns_and_says_so(bench
     assert prompt.startswith("<|im_start|>user\n")
     with pytest.raises(ContextTooLong):
         await bench.ask("And now?", history=history, policy=ContextPolicy.FULL)
+
+
+async def test_a_huge_conversation_costs_no_more_than_what_can_fit(bench: Bench) -> None:
+    history = tuple((role, "word " * 20_000) for _ in range(40) for role in ("user", "assistant"))
+    history += (("user", "My name is Ada. "), ("assistant", "Hello."))
+    events = await bench.ask("And now?", history=history)
+    assert bench.tokenizer.encoded_chars < 200_000, "all of it was tokenised"
+    assert finished(events).report.plan is PlanKind.REFINED
+    assert codes(events) == {"over_window", "history_dropped"}
+    (dropped,) = [d for d in finished(events).report.degradations if d.code == "history_dropped"]
+    assert "oldest 80 messages" in dropped.reason
+    assert "My name is Ada" in CharTokenizer().decode(bench.engine.specs[-1].token_ids)
+    with pytest.raises(ContextTooLong):
+        await bench.ask("And now?", history=history, policy=ContextPolicy.FULL)
+
+
+async def test_spaces_that_are_few_tokens_do_not_hide_an_omission() -> None:
+    async with running(window=4096, tokenizer=SparseTokenizer()) as bench:
+        events = await bench.ask("And now?", history=(("user", " " * 30_000), ("assistant", " " * 30_000)))
+        assert "history_dropped" in codes(events)
 
 
 async def test_the_next_turn_finds_the_conversation_in_ram(bench: Bench) -> None:
