@@ -18,10 +18,13 @@ from reportlab.pdfgen import canvas
 
 from perilune.config import DocumentSettings
 from perilune.core import FileStatus
+from perilune.errors import UnsupportedDocument
 from perilune.memory.ingest import encoding
 from perilune.memory.ingest.encoding import read_text
 from perilune.memory.ingest.pagination import PAGE_CHARS, clean, paginate
+from perilune.memory.ingest.pdf import parse as parse_pdf
 from perilune.memory.ingest.pdf import unhyphenate
+from perilune.memory.ingest.protocol import Job
 from perilune.memory.library import Library
 from perilune.memory.store import Store
 from tests.memory.conftest import OCTAVE, ingest
@@ -104,6 +107,18 @@ def test_scanned_page_among_others_says_so(library: Library) -> None:
     drawing.save()
     text = text_of(library, buffer.getvalue(), "mixed.pdf")
     assert text == "[Page 1 of this file is an image; its text could not be read (no OCR).]\nA page of text.\n"
+
+
+@pytest.mark.parametrize(("pages", "readable"), [(["", "", ""], False), (["Words here.", "", ""], True)])
+def test_a_resumed_parse_knows_a_scan_too(tmp_path: Path, pages: list[str], readable: bool) -> None:
+    path = tmp_path / "x.pdf"
+    path.write_bytes(pdf(pages))
+    parsed = parse_pdf(Job(str(path), path.name, 3, 20, 100, 10**7, 2**30, 60))
+    if readable:
+        assert list(parsed.pages) == [""]
+    else:
+        with pytest.raises(UnsupportedDocument, match="scan"):
+            list(parsed.pages)
 
 
 def cut(fraction: float) -> Callable[[], bytes]:

@@ -43,7 +43,7 @@ def parse(job: Job) -> Parsed:
 
 
 def _pages(document: pdfium.PdfDocument, path: Path, first: int, total: int) -> Iterator[str]:
-    has_text, unreadable = first > 1, 0
+    has_text, unreadable = False, 0
     for index in range(first - 1, total):
         text = _page_text(document, index)
         if text is None:
@@ -54,9 +54,10 @@ def _pages(document: pdfium.PdfDocument, path: Path, first: int, total: int) -> 
         elif not text and _has_image(document, index):
             text = f"[Page {index + 1} of this file is an image; its text could not be read (no OCR).]\n"
         elif not has_text:
-            has_text = sum(char.isalnum() for char in text) >= _MIN_TEXT_CHARS
+            has_text = _says_something(text)
         yield text
-    if not has_text:
+    # A resumed parse has not seen the pages before; they count, too.
+    if not (has_text or any(_says_something(_page_text(document, index) or "") for index in range(first - 1))):
         raise UnsupportedDocument(
             f"None of the {total:,} pages holds text: this is a scan or a drawing.",
             hint="Text recognition (OCR) isn't available yet. Add a text layer, for example with "
@@ -80,6 +81,10 @@ def _page_text(document: pdfium.PdfDocument, index: int) -> str | None:
         page.close()
     text = _LEADERS.sub(" ...", clean(unhyphenate(raw.translate(_LIGATURES)))).strip("\n")
     return f"{text}\n" if text else ""
+
+
+def _says_something(text: str) -> bool:
+    return sum(char.isalnum() for char in text) >= _MIN_TEXT_CHARS
 
 
 def _has_image(document: pdfium.PdfDocument, index: int) -> bool:
