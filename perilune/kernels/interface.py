@@ -195,6 +195,11 @@ class DecodePlan(Protocol):
 class Kernels(Protocol):
     """All arithmetic of a forward step that PyTorch's own GEMM doesn't do. One instance per process."""
 
+    @property
+    def level_name(self) -> str:
+        """The code path that runs ("avx512", "reference", …). Paths round differently: their KV isn't exchanged."""
+        ...
+
     def describe(self) -> str:
         """Which code path runs and why, for people (`doctor`)."""
         ...

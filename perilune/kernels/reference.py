@@ -51,6 +51,10 @@ class ReferenceKernels:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
+    @property
+    def level_name(self) -> str:
+        return "reference"
+
     def describe(self) -> str:
         return f"PyTorch reference ({self._reason})"
 

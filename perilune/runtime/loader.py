@@ -7,16 +7,18 @@ module.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import xxhash
 
 from perilune import kernels as kernel_choice
 from perilune.core import BLOCK_TOKENS
 from perilune.errors import ConfigError, Overloaded
-from perilune.kernels.interface import Kernels
+from perilune.kernels.interface import Kernels, PackedLinear
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.chat_template import JinjaChatTemplate, load_chat_template
 from perilune.runtime.checkpoint import FolderCheckpoint, GGUFCheckpoint, open_checkpoint
@@ -24,11 +26,18 @@ from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.tokenizer import ModelTokenizer, load_tokenizer
 from perilune.runtime.torch_runtime import TorchRuntime
-from perilune.runtime.weights import DecodeWeights, MemoryNeed, Precision, WeightBuilder, memory_need
+from perilune.runtime.weights import (
+    DecodeWeights,
+    MemoryNeed,
+    ModelWeights,
+    Precision,
+    WeightBuilder,
+    memory_need,
+)
 
 _GIB = 1024**3
 MAX_DEFAULT_KV_BYTES = 4 * _GIB
-_SAMPLES, _SAMPLE_BYTES, _ENDS_BYTES = 64, 16 * 1024, 1024**2
+_HASHED_BYTES = 16 * 1024**2  # at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ def load_model(
     max_positions = min(config.max_context_tokens, blocks * BLOCK_TOKENS)
     builder = WeightBuilder(checkpoint, kernels, dtype, decode_weights, max_positions)
     weights = builder.build(free - blocks * spec.block_bytes)
-    fingerprint = model_fingerprint(checkpoint, dtype)
+    fingerprint = model_fingerprint(checkpoint, weights, kernels)
     runtime = TorchRuntime(weights, kernels, num_blocks=blocks, fingerprint=fingerprint)
     tokenizer = load_tokenizer(checkpoint)
     template = load_chat_template(checkpoint)
@@ -152,23 +161,31 @@ def model_id_of(path: Path) -> str:
     return path.resolve().name.removesuffix(".gguf")
 
 
-def model_fingerprint(checkpoint: GGUFCheckpoint | FolderCheckpoint, dtype: Precision) -> str:
-    """A hex name for weights, config and precision: what KV bytes depend on (spec D5).
+def model_fingerprint(
+    checkpoint: GGUFCheckpoint | FolderCheckpoint, weights: ModelWeights, kernels: Kernels
+) -> str:
+    """A hex name for everything KV bytes depend on (spec D5): every byte of the files, config, precision, which
+    copies are resident, and whose arithmetic it is.
 
-    Reads sizes, both ends and 64 samples of each file, so that it takes milliseconds: metadata stand at the front,
-    and different weights differ everywhere.
+    Loading has just read the files, so a whole hash at memory speed (xxh3-128) adds little: it tells a fine-tuned
+    tensor from the original. It needn't resist an attacker, who could replace the model itself.
     """
-    digest = hashlib.sha256(f"{checkpoint.config}|{dtype}".encode())
+    embed = weights.embed.kind if isinstance(weights.embed, PackedLinear) else weights.precision
+    torch_path = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    facts = (checkpoint.config, weights.precision, weights.resident, embed, kernels.level_name, torch_path)
+    digest = hashlib.sha256(repr(facts).encode())
     for file in checkpoint.files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}|{size}".encode() if len(checkpoint.files) > 1 else str(size).encode())
-        with file.open("rb") as handle:
-            digest.update(handle.read(_ENDS_BYTES))
-            for index in range(_SAMPLES):
-                handle.seek(size * index // _SAMPLES)
-                digest.update(handle.read(_SAMPLE_BYTES))
-            handle.seek(max(0, size - _ENDS_BYTES))
-            digest.update(handle.read(_ENDS_BYTES))
+        name = file.name if len(checkpoint.files) > 1 else ""
+        digest.update(f"{name}|{_content_hash(file)}".encode())
+    return digest.hexdigest()
+
+
+def _content_hash(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        for start in range(0, len(mapped), _HASHED_BYTES):
+            with memoryview(mapped)[start : start + _HASHED_BYTES] as part:
+                digest.update(part)
     return digest.hexdigest()
 
 
