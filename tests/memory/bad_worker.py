@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import types
@@ -16,6 +17,16 @@ from perilune.memory.ingest.protocol import Batch, Job, Opened, encode
 MODE = sys.argv[1]
 
 
+def quote() -> None:
+    print("a library prints: my secret diary", file=sys.stderr)
+    print("MyDiaryError: my secret diary", file=sys.stderr)
+    raise ValueError("my secret diary")
+
+
+def connect() -> None:
+    socket.create_connection(("127.0.0.1", int(MODE.partition("-")[2])), timeout=2).close()
+
+
 def misbehave() -> None:
     if MODE == "hang":
         time.sleep(600)
@@ -27,9 +38,7 @@ def misbehave() -> None:
     elif MODE == "raise":
         raise RuntimeError("a parser's own fault")
     elif MODE == "quote":
-        print("a library prints: my secret diary", file=sys.stderr)
-        print("MyDiaryError: my secret diary", file=sys.stderr)
-        raise ValueError("my secret diary")
+        quote()
     elif MODE == "eat":
         hoard = []
         while True:
@@ -46,7 +55,7 @@ def misbehave() -> None:
 def pages() -> Iterator[str]:
     for number in range(8):
         yield f"Page {number} is fine.\n"
-    misbehave()
+    connect() if MODE.startswith("connect-") else misbehave()
     yield "end\n"
 
 

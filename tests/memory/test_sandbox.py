@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -70,6 +71,21 @@ def test_files_a_parser_writes_are_bounded(store: Store, tmp_path: Path) -> None
     written = Path("/tmp/perilune-bad-worker")
     assert written.stat().st_size <= 1024**2
     written.unlink()
+
+
+def test_a_parser_reaches_no_network(store: Store, tmp_path: Path) -> None:
+    code = "from perilune.memory.ingest.worker import leave_network\nprint(leave_network())"
+    able = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    if able != "True":
+        pytest.skip("this system forbids network namespaces; docs/documents.md says what then holds")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        record = ingest(library_with(f"connect-{listener.getsockname()[1]}", store, tmp_path), b"text")
+        assert record.status is FileStatus.ERROR
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 def test_closing_the_iterator_kills_the_parser(store: Store, tmp_path: Path) -> None:
