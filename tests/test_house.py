@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,32 @@ def test_light_modules_load_without_torch() -> None:
     code += "    assert not heavy, f'{name} loads {heavy}'\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+NAMES = {"python-multipart": "python_multipart", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
+NAMES |= {"pystemmer": "Stemmer", "charset-normalizer": "charset_normalizer"}
+
+
+def test_what_is_installed_is_what_is_imported() -> None:
+    """Every run-time dependency is imported by the package, and nothing else that has to be installed."""
+    wanted = {
+        re.split(r"[\[<>=]", line, maxsplit=1)[0]
+        for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    }
+    imported = {
+        name.split(".")[0]
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    ours = {NAMES.get(name, name) for name in wanted}
+    assert imported - set(sys.stdlib_module_names) - {"perilune"} == ours
 
 
 def test_nothing_stays_tracked_that_speaks_of_one_machine() -> None:
