@@ -232,6 +232,8 @@ class EngineProgress:
 
 @dataclass(frozen=True, slots=True)
 class EngineToken:
+    """A generated token. The stop token that ends a sequence is sent too, right before EngineFinished(STOP)."""
+
     seq_id: str
     token_id: int
     logprob: TokenLogprob | None = None

@@ -387,11 +387,11 @@ class Scheduler:
 
     def _accept(self, sequence: EngineSequence, token: int, logprob: TokenLogprob | None) -> None:
         spec = sequence.spec
+        self._send(sequence, EngineToken(sequence.seq_id, token, logprob))  # an end marker too: it was generated
         if token in spec.stop_token_ids and not spec.sampling.ignore_eos:
             self.finish(sequence, FinishReason.STOP)
             return
         sequence.tokens.append(token)
-        self._send(sequence, EngineToken(sequence.seq_id, token, logprob))
         full = len(sequence.tokens) >= self._capacity_tokens
         if full or sequence.generated_tokens >= spec.max_new_tokens:
             self.finish(sequence, FinishReason.LENGTH)

@@ -38,11 +38,12 @@ def test_a_last_chunk_never_looks_like_decode() -> None:
     assert all(len(p.token_ids) > 1 for plan in bench.runtime.plans for p in plan.slices)
 
 
-def test_stop_token_ends_unsent() -> None:
+def test_a_stop_token_is_the_last_one_sent() -> None:
+    """It was generated, so whoever counts tokens has to see it."""
     prompt = text(1, 40)
     right = expected_tokens(prompt, 6)
     listener = Bench().answer(spec("a", prompt, new=6, stop=frozenset({right[3]})))
-    assert listener.tokens == right[:3]
+    assert listener.tokens == right[:4]
     assert listener.reason is FinishReason.STOP
 
 
