@@ -6,14 +6,15 @@ Knows the wire; the documents are the service's. `status` has OpenAI's three val
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from perilune.api.auth import caller_of, require_writer
 from perilune.api.upload import received
@@ -24,6 +25,7 @@ from perilune.service.ports import ServiceApi
 
 PURPOSES = ("user_data", "assistants", "file-extract")
 MAX_LIMIT = 10_000
+BLOCK_BYTES = 1024**2
 _FILE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _WIRE_STATUS = {
     FileStatus.UPLOADED: "uploaded",
@@ -109,13 +111,21 @@ class Files:
             text = await self._documents.text(tenant, file_id)
             return Response(text, media_type="text/plain")
         record = await self._documents.get(tenant, file_id)
-        data = await self._documents.content(tenant, file_id)
+        file = await self._documents.content(tenant, file_id)
         # Never shown inline: an uploaded page must not run as one of this server's own.
         headers = {
             "content-disposition": f"attachment; filename*=utf-8''{quote(record.filename, safe='')}",
             "x-content-type-options": "nosniff",
+            "content-length": str(record.size_bytes),
         }
-        return Response(data, media_type="application/octet-stream", headers=headers)
+        return StreamingResponse(_blocks(file), media_type="application/octet-stream", headers=headers)
+
+
+async def _blocks(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    """A file in blocks, closed at the end: an upload may be larger than the memory to spare."""
+    with file:
+        while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
+            yield block
 
 
 def file_id_of(request: Request) -> str:

@@ -56,9 +56,10 @@ class BlobStore:
             temporary.unlink(missing_ok=True)
         return size, digest
 
-    def read(self, tenant: str, file_id: str) -> bytes:
+    def open(self, tenant: str, file_id: str) -> BinaryIO:
+        """The stored bytes, for the caller to close. Raises `IntegrityError` where they are gone."""
         try:
-            return self.path(tenant, file_id).read_bytes()
+            return self.path(tenant, file_id).open("rb")
         except FileNotFoundError:
             raise IntegrityError("The stored bytes of this file are missing.", hint="Upload it again.") from None
 

@@ -114,10 +114,10 @@ class Library:
             audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)
 
-    def file_bytes(self, tenant: str, file_id: str) -> bytes:
-        """Raises `NotFound`."""
+    def open_file(self, tenant: str, file_id: str) -> BinaryIO:
+        """The uploaded bytes, for the caller to close. Raises `NotFound`, `IntegrityError` where they are gone."""
         self.get_file(tenant, file_id)
-        return self._blobs.read(tenant, file_id)
+        return self._blobs.open(tenant, file_id)
 
     def set_status(self, record: FileRecord) -> None:
         """Store a record's `status`, `tokens` and `error`. Raises `NotFound`."""

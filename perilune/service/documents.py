@@ -13,8 +13,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import BinaryIO
+from functools import partial
+from typing import BinaryIO, TypeVar
 
 from perilune.core import (
     EngineFinished,
@@ -40,6 +42,8 @@ PARALLEL_PARSERS = 2
 """Documents parsed at once; prefill takes them one by one, because the engine is one."""
 
 OWNER_SEPARATOR = "+"
+T = TypeVar("T")
+
 _RETRY_S = 0.5
 _YIELD_S = 0.001
 _FINAL = frozenset({FileStatus.PROCESSED, FileStatus.ERROR})
@@ -86,6 +90,8 @@ class DocumentService:
         self._telemetry = telemetry
         self._parse_slots = asyncio.Semaphore(PARALLEL_PARSERS)
         self._prefill_slots = asyncio.Semaphore(1)
+        # Work that may take minutes keeps off the threads that every request needs.
+        self._workers = ThreadPoolExecutor(PARALLEL_PARSERS + 2, "documents")
         self._jobs: dict[str, _Job] = {}
         self._joint: set[str] = set()
         self._closing = False
@@ -98,9 +104,10 @@ class DocumentService:
             self._begin(record)
 
     async def close(self) -> None:
-        """Stop every ingest; the files stay unfinished and are resumed at the next start."""
+        """Stop every ingest; the files stay unfinished and are resumed at the next start. Idempotent."""
         self._closing = True
         await asyncio.gather(*(self._stop(job) for job in list(self._jobs.values())))
+        await asyncio.to_thread(self._workers.shutdown)
 
     async def settled(self) -> None:
         """Wait until no ingest runs (tests, `perilune ingest`)."""
@@ -110,6 +117,7 @@ class DocumentService:
     # --------------------------------------------------------------------------------- the port
 
     async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
+        self._refuse_when_closing()
         record = await asyncio.to_thread(
             self._library.add_file, tenant, filename, purpose, data, self._max_upload_bytes
         )
@@ -131,16 +139,17 @@ class DocumentService:
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Stop the file's ingest, delete everything made from it, and its KV in every tier."""
+        self._refuse_when_closing()
         await asyncio.to_thread(self._library.get_file, tenant, file_id)
         job = self._jobs.get(file_id)
         if job:
             await self._stop(job)
         await asyncio.to_thread(self._library.delete_file, tenant, file_id)
         self._composer.forget_document(file_id)
-        await asyncio.to_thread(self._forget_kv, file_id)
+        await self._in_worker(partial(self._forget_kv, file_id))
 
-    async def content(self, tenant: str, file_id: str) -> bytes:
-        return await asyncio.to_thread(self._library.file_bytes, tenant, file_id)
+    async def content(self, tenant: str, file_id: str) -> BinaryIO:
+        return await asyncio.to_thread(self._library.open_file, tenant, file_id)
 
     async def text(self, tenant: str, file_id: str) -> str:
         return await asyncio.to_thread(self._library.text, tenant, file_id)
@@ -156,6 +165,13 @@ class DocumentService:
         job = _Job(record, threading.Event())
         self._jobs[record.file_id] = job
         job.task = asyncio.create_task(self._ingest(job), name=f"ingest {record.file_id}")
+
+    def _refuse_when_closing(self) -> None:
+        if self._closing:
+            raise Overloaded("The server is stopping.", hint="Try again in a few seconds.")
+
+    def _in_worker(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._workers, call)
 
     async def _stop(self, job: _Job) -> None:
         job.stop.set()
@@ -186,7 +202,7 @@ class DocumentService:
 
     async def _parse(self, job: _Job) -> None:
         """Parse and index in a thread. Cancelling waits until the parser has stopped."""
-        work = asyncio.create_task(asyncio.to_thread(self._parse_in_thread, job))
+        work = self._in_worker(partial(self._parse_in_thread, job))
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -206,7 +222,7 @@ class DocumentService:
 
     async def _prefill(self, job: _Job) -> None:
         record = job.record
-        ids = await asyncio.to_thread(self._prefix, record)
+        ids = await self._in_worker(partial(self._prefix, record))
         if ids is None or self._closing:
             return
         await self._set(job, status=FileStatus.PREFILLING)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,11 +96,23 @@ def _logprobs(request: Request, word: str) -> tuple[DecodedLogprob, ...]:
     return (DecodedLogprob(word, word.encode(), float("-inf") if word == "." else -0.5, top),)
 
 
+class CountedBytes(io.BytesIO):
+    """Remembers the longest part that was read at once."""
+
+    longest = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        part = super().read(size)
+        self.longest = max(self.longest, len(part))
+        return part
+
+
 class FakeDocuments:
     """Files in a dictionary; ingest is instant."""
 
     def __init__(self) -> None:
         self.files: dict[str, tuple[FileRecord, bytes]] = {}
+        self.opened: list[CountedBytes] = []
 
     async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
         content = await asyncio.to_thread(data.read)
@@ -143,8 +156,9 @@ class FakeDocuments:
         self._find(tenant, file_id)
         del self.files[file_id]
 
-    async def content(self, tenant: str, file_id: str) -> bytes:
-        return self._find(tenant, file_id)[1]
+    async def content(self, tenant: str, file_id: str) -> BinaryIO:
+        self.opened.append(CountedBytes(self._find(tenant, file_id)[1]))
+        return self.opened[-1]
 
     async def text(self, tenant: str, file_id: str) -> str:
         return self._find(tenant, file_id)[1].decode("utf-8", errors="replace")

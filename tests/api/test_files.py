@@ -50,7 +50,11 @@ async def test_life_of_a_file(serve: Serve) -> None:
         assert await raw.read() == data
         assert raw.headers["content-disposition"].startswith("attachment;")
         assert raw.headers["x-content-type-options"] == "nosniff"
+        assert raw.headers["content-length"] == str(len(data))
         assert (await files.content(record.id)).content == data
+        for opened in server.service.documents.opened:
+            assert opened.closed
+            assert opened.longest <= 1024**2, "the whole file was in memory"
         deleted = await files.delete(record.id)
         assert deleted.deleted
         for call in (files.retrieve, files.delete, files.content):

@@ -54,7 +54,8 @@ def test_a_file_from_upload_to_delete(library: Library, store: Store, tmp_path: 
     assert library.get_file("local", record.file_id) == record
     assert library.list_files("local") == [record]
     assert library.unfinished_files() == [record]
-    assert library.file_bytes("local", record.file_id) == TEXT
+    with library.open_file("local", record.file_id) as file:
+        assert file.read() == TEXT
 
     progress = list(library.parse("local", record.file_id))
     assert progress[0].status is FileStatus.PARSING
@@ -81,7 +82,7 @@ def test_every_call_is_bound_to_the_tenant(library: Library) -> None:
     file_id = mine.file_id
     calls: list[Any] = [
         lambda tenant: library.get_file(tenant, file_id),
-        lambda tenant: library.file_bytes(tenant, file_id),
+        lambda tenant: library.open_file(tenant, file_id).close(),
         lambda tenant: library.pages(tenant, file_id),
         lambda tenant: library.text(tenant, file_id),
         lambda tenant: list(library.parse(tenant, file_id)),
@@ -278,7 +279,7 @@ def test_lost_bytes_are_named(library: Library, tmp_path: Path) -> None:
     record = add(library, TEXT)
     next((tmp_path / "files").rglob("file-*")).unlink()
     with pytest.raises(IntegrityError):
-        library.file_bytes("local", record.file_id)
+        library.open_file("local", record.file_id)
 
 
 def test_many_callers_at_once(library: Library) -> None:

@@ -349,9 +349,9 @@ class MemoryLibrary:
         self.get_file(tenant, file_id)
         del self.records[file_id], self.data[file_id], self.parsed[file_id]
 
-    def file_bytes(self, tenant: str, file_id: str) -> bytes:
+    def open_file(self, tenant: str, file_id: str) -> BinaryIO:
         self.get_file(tenant, file_id)
-        return self.data[file_id]
+        return io.BytesIO(self.data[file_id])
 
     def pages(self, tenant: str, file_id: str) -> list[Page]:
         self.get_file(tenant, file_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -124,6 +125,17 @@ async def test_deleting_stops_a_running_ingest(phase: str) -> None:
         bench.engine.hold.set()
 
 
+async def test_parsers_leave_the_threads_of_requests_alone(bench: Bench) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    bench.library.gate.clear()
+    for _ in range(2):
+        await bench.upload(SMALL, wait=False)
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(bench.service.authenticate(None), 1)
+    bench.library.gate.set()
+    await bench.documents.settled()
+
+
 async def test_a_silent_parser_delays_neither_deletion_nor_shutdown(bench: Bench) -> None:
     bench.library.gate.clear()
     deleted = await bench.upload(SMALL, wait=False)
@@ -159,7 +171,7 @@ async def test_files_belong_to_their_tenant(bench: Bench) -> None:
             await call("b", file_id)
     assert await bench.documents.list("b") == []
     assert [item.file_id for item in await bench.documents.list("a")] == [file_id]
-    assert await bench.documents.content("a", file_id) == SMALL.encode()
+    assert (await bench.documents.content("a", file_id)).read() == SMALL.encode()
     assert await bench.documents.text("a", file_id) == SMALL
 
 
