@@ -54,7 +54,7 @@ def _model_facts(model: Path, dtype: str, decode_weights: str) -> dict[str, obje
         "architecture": told.architecture,
         "window_tokens": told.max_context_tokens,
         "weights_bytes": told.need.total_bytes,
-        "prefill_bytes": told.need.prefill_bytes,
+        "prefill_bytes": told.need.one_copy_bytes,
         "kv_token_bytes": told.kv_token_bytes,
         "chat_template": told.has_chat_template,
     }

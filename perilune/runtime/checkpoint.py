@@ -9,6 +9,7 @@ up down post_ffn_norm`, biases with `_bias` behind.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,10 @@ class Checkpoint:
         """The files whose bytes are the model."""
         raise NotImplementedError
 
+    def weights_by_kind(self) -> dict[str, int]:
+        """How many weights of matrices are stored in each number format, from metadata. Here: plain floats."""
+        return {"BF16": self.config.parameters}
+
     def stored_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
@@ -106,6 +111,13 @@ class GGUFCheckpoint(Checkpoint):
         if self.config.architecture == "llama" and stem in ("q", "k"):
             return self._halves_first(found, self.config.num_q_heads if stem == "q" else self.config.num_kv_heads)
         return found
+
+    def weights_by_kind(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for tensor in self.file.tensors.values():
+            if len(tensor.shape) > 1:
+                counts[tensor.kind] = counts.get(tensor.kind, 0) + math.prod(tensor.shape)
+        return counts
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -26,7 +26,7 @@ from perilune.kernels.interface import (
 from perilune.runtime.checkpoint import Checkpoint
 from perilune.runtime.model_config import ModelConfig, Rope
 from perilune.runtime.models.rope import rope_table
-from perilune.runtime.stored import StoredTensor
+from perilune.runtime.stored import FLOAT_KINDS, StoredTensor
 
 Precision = Literal["bf16", "fp32"]
 DecodeWeights = Literal["auto", "stored", "int8", "bf16"]
@@ -89,28 +89,44 @@ class ModelWeights:
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes that a model's weights take once loaded, by copy."""
+    """Bytes that a model's weights take once loaded, by copy, and what converting the largest matrix takes on the
+    way."""
 
     prefill_bytes: int
     decode_bytes: int
+    temporary_bytes: int
+
+    @property
+    def one_copy_bytes(self) -> int:
+        """The peak of loading the prefill's copy alone."""
+        return self.prefill_bytes + self.temporary_bytes
 
     @property
     def total_bytes(self) -> int:
-        return self.prefill_bytes + self.decode_bytes
+        """The peak of loading both copies."""
+        return self.one_copy_bytes + self.decode_bytes
 
 
 def memory_need(checkpoint: Checkpoint, precision: Precision, policy: DecodeWeights) -> MemoryNeed:
     """What loading will take, from metadata alone."""
     config = checkpoint.config
+    temporary = 4 * config.hidden_size * max(config.vocab_size, config.ffn_size, config.q_columns)  # fp32
     if precision == "fp32":
-        return MemoryNeed(4 * config.parameters, 0)
+        return MemoryNeed(4 * config.parameters, 0, temporary)
     matrices = 2 * config.parameters
     if not packable(config):
-        return MemoryNeed(matrices, 0)
-    per_weight = {"int8": 1.0625, "bf16": 2.0}.get(policy, 1.0625)
-    packed = int(config.parameters * per_weight)
-    stored = checkpoint.stored_bytes()
-    return MemoryNeed(matrices, min(packed, stored) if policy in ("auto", "stored") else packed)
+        return MemoryNeed(matrices, 0, temporary)
+    stored = checkpoint.weights_by_kind().items()
+    packed = sum(count // PACK_COLUMNS * _packed_bytes(kind, policy) for kind, count in stored)
+    return MemoryNeed(matrices, packed, temporary)
+
+
+def _packed_bytes(kind: str, policy: DecodeWeights) -> int:
+    """Bytes that 32 weights stored as `kind` take in the decode copy, as `WeightBuilder` packs them."""
+    if policy in ("auto", "stored") and kind in ("Q4_0", "Q4_1"):
+        return 20
+    plain = policy == "bf16" or (policy == "stored" and kind in FLOAT_KINDS)
+    return 64 if plain else 34  # int8 with an fp16 scale
 
 
 def packable(config: ModelConfig) -> bool:
@@ -144,9 +160,9 @@ class WeightBuilder:
         """Load. With too little memory for both copies there is one; with too little for that, `Overloaded`."""
         config = self._config
         need = memory_need(self._checkpoint, self._precision, self._policy)
-        if need.prefill_bytes > free_bytes:
+        if need.one_copy_bytes > free_bytes:
             raise Overloaded(
-                f"The model needs {need.prefill_bytes // _MIB} MiB of memory; {free_bytes // _MIB} MiB are free.",
+                f"The model needs {need.one_copy_bytes // _MIB} MiB of memory; {free_bytes // _MIB} MiB are free.",
                 hint="Free memory or choose a smaller model; `perilune doctor` predicts what fits.",
             )
         pack = self._precision == "bf16" and packable(config) and need.total_bytes <= free_bytes

@@ -24,7 +24,7 @@ from perilune.runtime.gguf_file import GGUFFile
 from perilune.runtime.loader import describe_model, load_model
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.stored import BLOCK_KINDS, StoredTensor
-from perilune.runtime.weights import WeightBuilder, memory_need
+from perilune.runtime.weights import DecodeWeights, WeightBuilder, memory_need
 from tests.runtime.families import PLENTY, divergence, make_model, start
 from tests.runtime.gguf_models import write_gguf
 
@@ -249,7 +249,7 @@ def test_one_copy_when_two_do_not_fit(model_and_folder: tuple[Any, Path]) -> Non
     assert one.decode is None
     assert one.resident == "bf16"
     with pytest.raises(Overloaded, match="MiB"):
-        builder.build(need.prefill_bytes - 1)
+        builder.build(need.one_copy_bytes - 1)
 
 
 def test_describe_predicts_what_loading_takes(smollm2_path: Path) -> None:
@@ -268,9 +268,24 @@ def test_describe_predicts_what_loading_takes(smollm2_path: Path) -> None:
         tensors += [part.data for part in (*packed.qkv, packed.o, *packed.gate_up, packed.down)]
     tensors.append(weights.decode.head.data)
     taken = sum(tensor.nbytes for tensor in tensors)
-    predicted = described.need.total_bytes
+    predicted = described.need.prefill_bytes + described.need.decode_bytes
     assert taken < predicted * 1.02
     assert taken > predicted * 0.7
+
+
+@pytest.mark.parametrize("policy", ["auto", "stored", "int8", "bf16"])
+def test_the_decode_copy_of_k_quants_is_predicted(gemma_path: Path, policy: DecodeWeights) -> None:
+    """No K-quant has a packed form of its own: all become int8, twice the size of the file."""
+    checkpoint = open_checkpoint(gemma_path)
+    need = memory_need(checkpoint, "bf16", policy)
+    decode = WeightBuilder(checkpoint, kernel_choice.load(1), "bf16", policy, 64).build(PLENTY).decode
+    assert decode is not None
+    tensors = [decode.head.data]
+    for packed in decode.layers:
+        tensors += [part.data for part in (*packed.qkv, packed.o, *packed.gate_up, packed.down)]
+    taken = sum(tensor.nbytes for tensor in tensors)
+    assert 0.97 * taken < need.decode_bytes < 1.03 * taken
+    assert need.temporary_bytes == 4 * 262_144 * 640
 
 
 def test_load_whole_model(smollm2_path: Path) -> None:
