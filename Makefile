@@ -28,6 +28,7 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
+# Ten minutes of mixed load with kill -9 (tests/e2e/test_soak.py).
 soak: setup
 	$(PYTHON) -m pytest -m soak --timeout 7200
 

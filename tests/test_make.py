@@ -1,10 +1,12 @@
-"""`make setup` heals a virtual environment that an earlier, failed try left without pip."""
+"""`make setup` heals a virtual environment that an earlier, failed try left without pip; `make soak` has
+tests to run."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,3 +39,11 @@ def test_a_venv_without_pip_is_made_anew_and_a_good_one_is_kept(tmp_path: Path) 
         done = subprocess.run(["make", "setup"], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == ["-m venv --clear .venv"]
+
+
+def test_soak_runs_something() -> None:
+    """pytest fails when no test has the marker."""
+    command = [sys.executable, "-m", "pytest", "-m", "soak", "--collect-only", "tests/e2e"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "test_soak.py" in done.stdout

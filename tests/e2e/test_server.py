@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
-import signal
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +13,8 @@ import jsonschema
 import openai
 import pytest
 
-MODEL = "smollm2-135m-instruct"
+from tests.e2e.conftest import MODEL, Server
+
 ASK: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Name the planets of the solar system."}],
@@ -34,73 +27,8 @@ LEASE = (
     "The notice period is ninety days. Dogs are allowed; geese are not. "
 ) * 6
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "perilune-object.schema.json").read_text("utf-8"))
-START_S = 240
 
 pytestmark = pytest.mark.timeout(600)  # two busy cores have taken a minute to start a server
-
-
-@dataclass
-class Server:
-    client: openai.OpenAI
-    url: str
-    process: subprocess.Popen[bytes]
-    environment: dict[str, str]
-
-    def metric(self, name: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics") as reply:
-            text = reply.read().decode()
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        assert found is not None, name
-        return float(found[1])
-
-    def until_idle(self, within_s: float = 10.0) -> None:
-        """Wait until the engine holds no sequence: nothing a client left behind runs on."""
-        end = time.monotonic() + within_s
-        while self.metric("perilune_sequences_running") + self.metric("perilune_sequences_waiting"):
-            assert time.monotonic() < end, "a sequence runs on"
-            time.sleep(0.02)
-
-    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "perilune.cli.main", *words]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Server]:
-    home = tmp_path_factory.mktemp("home")
-    (home / "models").mkdir()
-    (home / "models" / MODEL).symlink_to(smollm2_path.parent)
-    environment = {
-        **os.environ,
-        "PERILUNE_HOME": str(home),
-        "PERILUNE_KV_CACHE__RAM": "192M",
-        # Machines that run tests are slow and busy: plans must not depend on it.
-        "PERILUNE_DEADLINES__INTERACTIVE_S": "300",
-    }
-    log = (home / "serve.log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "perilune.cli.main", "serve", "--port", "0"], env=environment, stdout=log, stderr=log
-    )
-    try:
-        url = _address(home, process)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=300) as client:
-            yield Server(client, url, process, environment)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0, (home / "serve.log").read_text()
-    finally:
-        process.kill()
-        process.wait()
-        log.close()
-
-
-def _address(home: Path, process: subprocess.Popen[bytes]) -> str:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        assert process.poll() is None, (home / "serve.log").read_text()
-        with contextlib.suppress(FileNotFoundError):
-            return str(json.loads((home / "server.json").read_text())["url"])
-        time.sleep(0.05)
-    raise AssertionError("the server did not start")
 
 
 def said(answer: Any, choice: int = 0) -> str:
@@ -203,17 +131,37 @@ def test_cancel(server: Server, phase: str) -> None:
         running = chunk.model_extra.get("perilune", {}).get("stage") == "prefilling"
         if running if phase == "prefill" else chunk.choices and chunk.choices[0].delta.content:
             break
+    assert server.metric("perilune_kv_cache_usage_ratio") > 0  # what the check after each test looks at
     stream.close()
     server.until_idle()
     assert said(server.client.chat.completions.create(**ASK))
 
 
+FIRST_BYTE_S, SILENCE_S = 0.2, 1.0  # promised in docs/api.md
+TRIES = 5
+
+
 def test_long_prefill_shows_life(server: Server) -> None:
-    """Bytes come early and never stop while 1,000 tokens are prefilled (promised: 200 ms and 1 s, on a machine that
-    isn't shared by a test run)."""
+    """Bytes come early and never stop while 1,000 tokens are prefilled.
+
+    Other programs on the machine may disturb a try, so one of several must keep the promise, whole.
+    """
+    tries: list[tuple[float, float]] = []
+    while len(tries) < TRIES and not any(map(_kept, tries)):
+        tries.append(_stream_times(server, f"Try {len(tries)}. " + "The moon is far. " * 180))
+    assert any(map(_kept, tries)), tries
+
+
+def _kept(found: tuple[float, float]) -> bool:
+    first_s, silence_s = found
+    return first_s < FIRST_BYTE_S and silence_s < SILENCE_S
+
+
+def _stream_times(server: Server, prompt: str) -> tuple[float, float]:
+    """Seconds to the first bytes, and of the longest silence."""
     body = {
         "model": MODEL,
-        "messages": [{"role": "user", "content": "The moon is far. " * 180}],
+        "messages": [{"role": "user", "content": prompt}],
         "max_tokens": 2,
         "stream": True,
         "stream_options": {"include_progress": True},
@@ -229,8 +177,7 @@ def test_long_prefill_shows_life(server: Server) -> None:
             text += chunk
     assert text.endswith(b"data: [DONE]\n\n")
     assert text.count(b'"processed":') >= 1
-    assert times[1] - start < 1.0
-    assert max(after - before for before, after in pairwise(times)) < 3.0
+    return times[1] - start, max(after - before for before, after in pairwise(times))
 
 
 def test_errors(server: Server) -> None:
@@ -303,17 +250,28 @@ def test_documents_that_cannot_be_read(server: Server) -> None:
 
 
 def test_keys(server: Server) -> None:
-    """Any key is good until the first exists; then only that one, also for a server that is running."""
-    made = server.cli("keys", "create", "--json")
+    """Any key is good until the first exists; then only those, also for a server that is running."""
+    made = server.cli("keys", "create", "--role", "admin", "--json")
     assert made.returncode == 0, made.stderr
-    key = json.loads(made.stdout)
-    try:
-        with pytest.raises(openai.AuthenticationError) as refused:
-            server.client.models.list()
-        assert refused.value.code == "invalid_api_key"
-        holder = server.client.with_options(api_key=key["key"])
-        assert [model.id for model in holder.models.list()] == [MODEL]
-        assert said(holder.chat.completions.create(**ASK))
-    finally:
-        gone = server.cli("keys", "revoke", key["id"])
-    assert gone.returncode == 0, gone.stderr
+    admin = json.loads(made.stdout)
+    server.key = admin["key"]  # nobody else may see the metrics from now on
+    key = json.loads(server.cli("keys", "create", "--json").stdout)
+    with pytest.raises(openai.AuthenticationError) as refused:
+        server.client.models.list()
+    assert refused.value.code == "invalid_api_key"
+    holder = server.client.with_options(api_key=key["key"])
+    assert [model.id for model in holder.models.list()] == [MODEL]
+    assert said(holder.chat.completions.create(**ASK))
+    record = holder.files.create(file=("lease.txt", LEASE.encode()), purpose="user_data")
+    holder.files.delete(record.id)
+    assert server.cli("keys", "revoke", key["id"]).returncode == 0
+    with pytest.raises(openai.AuthenticationError):
+        holder.models.list()
+    trail = json.loads(server.cli("keys", "audit", "--json").stdout)
+    assert [(entry["action"], entry["subject"]) for entry in trail[-4:]] == [
+        ("key.create", admin["id"]),
+        ("key.create", key["id"]),
+        ("file.delete", record.id),
+        ("key.revoke", key["id"]),
+    ]
+    assert trail[-2]["actor"] == f"key:{key['id']}"
