@@ -1,10 +1,12 @@
-"""How soon the engine stops after a client has gone, in every phase: queued, loading, prefill, decode.
+"""How soon the engine stops after a client has gone, in every phase: queued, loading, prefill (alone and beside
+another prompt), decode.
 
     python -m bench.cancel [--quick] [--json FILE]
 
 Against the real server over HTTP. A client drops its connection at a random moment of a phase; from outside, the
 server's own CPU clock shows when its two cores fall idle (prefill, decode, loading KV from disk), and its metrics
-when a queued request has left the queue. `p99_ms` is over all samples; 104 without --quick, 26 for each phase.
+when a queued request has left the queue, or one of two prompts the batch (shared). `p99_ms` is over all samples;
+130 without --quick, 26 for each phase.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from bench.report import Bar, Options, Result, finish, parse_options, summarise
 from bench.server import PeriluneServer, ServerError, Stream
 from bench.speed import THREADS
 
-PHASES = ("queued", "loading", "prefill", "decode")
+PHASES = ("queued", "loading", "prefill", "shared", "decode")
 BARS = {"p99_ms": Bar(at_most=50.0, unit="ms")} | {
     f"{phase}_p99_ms": Bar(at_most=50.0, unit="ms") for phase in PHASES
 }
@@ -36,6 +38,9 @@ _BUSY_SHARE = 0.5
 """Share of one core over `_WINDOW_S` from which the server counts as still working. At work it takes two cores."""
 _GIVE_UP_S = 5.0
 _QUEUE_METRIC = "vllm:num_requests_waiting"
+_BATCH_METRIC = "vllm:num_requests_running"
+_BATCH = 2
+"""Sequences that may run at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +113,21 @@ class Scenes:
             raise ServerError(f"the document did not come from disk: {answer.report['tokens']}")
 
     def queued(self) -> float:
-        """One sequence runs at a time; a second request waits and leaves."""
-        running = self._open("Count to one thousand.", max_tokens=4000, ignore_eos=True)
+        """The batch is full; one more request waits and leaves."""
+        running = []
         try:
-            _until_content(running)
+            for number in range(_BATCH):
+                running.append(self._open(f"Count to {number + 1} thousand.", max_tokens=4000, ignore_eos=True))
+                _until_content(running[-1])
             waiting = self._open("And you?", max_tokens=8)
-            self._until_queue(1)
+            self._until_metric(_QUEUE_METRIC, 1)
             time.sleep(self._chance.uniform(0.0, 0.05))
             dropped_s = time.perf_counter()
             waiting.drop()
-            return self._until_queue(0) - dropped_s
+            return self._until_metric(_QUEUE_METRIC, 0) - dropped_s
         finally:
-            running.drop()
+            for stream in running:
+                stream.drop()
             self._watch.stopped_after_s(time.perf_counter())
 
     def loading(self) -> float:
@@ -138,6 +146,24 @@ class Scenes:
         stream = self._open(self._fresh(self._sizes.prefill_chars), max_tokens=8, context_policy="full")
         _until_stage(stream, "prefilling")
         return self._drop(stream, self._chance.uniform(0.0, self._sizes.prefill_s))
+
+    def shared(self) -> float:
+        """Two prompts are being computed; the client of the one whose turn it is leaves, the other stays."""
+        size = self._sizes.prefill_chars // 10  # of ten parts eight: the KV of both fits beside each other
+        first, second = (
+            self._open(self._fresh(parts * size), max_tokens=8, context_policy="full")
+            for parts in (3, 5)  # the shorter one ranks first, so it is its turn
+        )
+        try:
+            _until_stage(second, "prefilling")
+            self._until_metric(_BATCH_METRIC, 2)
+            time.sleep(self._chance.uniform(0.0, self._sizes.prefill_s / 10))
+            dropped_s = time.perf_counter()
+            first.drop()
+            return self._until_metric(_BATCH_METRIC, 1) - dropped_s
+        finally:
+            second.drop()
+            self._watch.stopped_after_s(time.perf_counter())
 
     def decode(self) -> float:
         stream = self._open("Tell me a long story.", max_tokens=2000, ignore_eos=True)
@@ -160,20 +186,16 @@ class Scenes:
         start = (self._cursor * characters) % (len(self._text) - characters) + self._cursor
         return self._text[start : start + characters]
 
-    def _until_queue(self, length: int) -> float:
-        """Poll the server's metrics; returns the moment at which the queue was first seen at this length."""
+    def _until_metric(self, name: str, wanted: int) -> float:
+        """Poll the server's metrics; returns the moment at which one was first seen at this value."""
         end_s = time.perf_counter() + _GIVE_UP_S
         while time.perf_counter() < end_s:
             _, page = self._server.request("GET", "/metrics")
             now_s = time.perf_counter()
-            values = [
-                line
-                for line in page.decode().splitlines()
-                if line.startswith((_QUEUE_METRIC + "{", _QUEUE_METRIC + " "))
-            ]
-            if values and float(values[0].rpartition(" ")[2]) == length:
+            values = [line for line in page.decode().splitlines() if line.startswith((name + "{", name + " "))]
+            if values and float(values[0].rpartition(" ")[2]) == wanted:
                 return now_s
-        raise ServerError(f"the queue did not reach {length} within {_GIVE_UP_S:g} s")
+        raise ServerError(f"{name} did not reach {wanted} within {_GIVE_UP_S:g} s")
 
 
 def _until_stage(stream: Stream, stage: str) -> None:
@@ -221,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _samples(folder: Path, options: Options) -> list[tuple[str, float]]:
     """(phase, seconds), the phases in turn."""
     rounds, sizes = (4, QUICK) if options.quick else (options.rounds, FULL)
-    server = PeriluneServer(folder / "home", kv_cache__ram=sizes.kv_ram, runtime__max_batch_size=1)
+    server = PeriluneServer(folder / "home", kv_cache__ram=sizes.kv_ram, runtime__max_batch_size=_BATCH)
     samples: list[tuple[str, float]] = []
     try:
         server.start()
