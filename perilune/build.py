@@ -147,7 +147,7 @@ def _wire(
 
     spec = loaded.runtime.kv_spec
     keys = Keyring(store, settings.home)
-    library = Library(store, settings.home, settings.documents)
+    library = Library(store, settings.home, settings.documents, counted_by=spec.fingerprint)
     predictor = Predictor(
         _rates_file(settings.home, loaded.info, settings.runtime.threads), telemetry, spec.token_bytes
     )
@@ -193,8 +193,18 @@ def _service(
     def owners() -> list[str]:
         return [entry.owner for entry in kv.entries()] if kv else []
 
-    window, upload = model.window_tokens, settings.server.max_upload
-    documents = DocumentService(library, composer, backend, salt_of, owners, window, upload, telemetry)
+    kept_bytes = settings.kv_cache.disk_quota or loaded.runtime.num_blocks * loaded.runtime.kv_spec.block_bytes
+    documents = DocumentService(
+        library,
+        composer,
+        backend,
+        salt_of,
+        owners,
+        model.window_tokens,
+        kept_bytes // loaded.runtime.kv_spec.token_bytes,
+        settings.server.max_upload,
+        telemetry,
+    )
     parts = Parts(
         model=model,
         tokenizer=loaded.tokenizer,

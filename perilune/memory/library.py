@@ -40,7 +40,7 @@ _COLUMN_NAMES = {"file_id": "id"}
 
 
 class Library:
-    """Implements `service.ports.Library`. Thread-safe."""
+    """Implements `service.ports.Library`. Thread-safe. `counted_by` names the model whose tokens records hold."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class Library:
         home: Path,
         settings: DocumentSettings | None = None,
         *,
+        counted_by: str = "",
         clock: Callable[[], float] = time.time,
         worker: Sequence[str] = sandbox.WORKER,
         stall_s: float = sandbox.STALL_S,
@@ -55,6 +56,7 @@ class Library:
         self._store = store
         self._blobs = BlobStore(home)
         self._settings = settings or DocumentSettings()
+        self._counted_by = counted_by
         self._clock = clock
         self._worker = worker
         self._stall_s = stall_s
@@ -87,22 +89,29 @@ class Library:
     def get_file(self, tenant: str, file_id: str) -> FileRecord:
         """Raises `NotFound`, for another tenant's file too."""
         with self._store.read() as connection:
-            return _record(_file(connection, tenant, file_id))
+            return self._record(_file(connection, tenant, file_id))
 
     def list_files(self, tenant: str) -> list[FileRecord]:
         """The tenant's files, newest first."""
         query = sa.select(*_RECORD_COLUMNS).where(FILES.c.tenant == tenant)
         with self._store.read() as connection:
             return [
-                _record(row) for row in connection.execute(query.order_by(FILES.c.created_at.desc(), FILES.c.id))
+                self._record(row)
+                for row in connection.execute(query.order_by(FILES.c.created_at.desc(), FILES.c.id))
             ]
+
+    def all_files(self) -> list[FileRecord]:
+        """Files of every tenant, newest first."""
+        query = sa.select(*_RECORD_COLUMNS).order_by(FILES.c.created_at.desc(), FILES.c.id)
+        with self._store.read() as connection:
+            return [self._record(row) for row in connection.execute(query)]
 
     def unfinished_files(self) -> list[FileRecord]:
         """Files of every tenant whose ingest has not ended, oldest first. Also removes bytes that no row knows."""
         query = sa.select(*_RECORD_COLUMNS).where(FILES.c.status.in_(_UNFINISHED)).order_by(FILES.c.created_at)
         with self._store.read() as connection:
             known = set(connection.execute(sa.select(FILES.c.id)).scalars())
-            found = [_record(row) for row in connection.execute(query)]
+            found = [self._record(row) for row in connection.execute(query)]
         self._blobs.sweep(known, self._clock)
         return found
 
@@ -122,7 +131,33 @@ class Library:
     def set_status(self, record: FileRecord) -> None:
         """Store a record's `status`, `tokens` and `error`. Raises `NotFound`."""
         with self._store.write() as connection:
-            _update(connection, record, status=record.status, tokens=record.tokens, error=record.error)
+            _update(
+                connection,
+                record,
+                status=record.status,
+                tokens=record.tokens,
+                tokens_by=self._counted_by,
+                error=record.error,
+            )
+
+    def _record(self, row: Any) -> FileRecord:
+        """A row as others see it. Tokens of another model's tokenizer are as good as not counted."""
+        tokens = row.tokens if row.tokens_by == self._counted_by else None
+        return FileRecord(
+            row.id,
+            row.tenant,
+            row.filename,
+            row.purpose,
+            row.size_bytes,
+            row.sha256,
+            row.created_at,
+            FileStatus(row.status),
+            row.pages_total,
+            row.pages_parsed,
+            tokens,
+            row.language,
+            row.error,
+        )
 
     # ------------------------------------------------------------------------------------------------- text
 
@@ -151,7 +186,7 @@ class Library:
         with self._claim(file_id):
             with self._store.read() as connection:
                 row = _file(connection, tenant, file_id)
-            record = _record(row)
+            record = self._record(row)
             if row.text_complete:
                 yield record
                 return
@@ -272,24 +307,6 @@ def _file(connection: sa.Connection, tenant: str, file_id: str) -> Any:
     if row is None:
         raise _not_found(file_id)
     return row
-
-
-def _record(row: Any) -> FileRecord:
-    return FileRecord(
-        row.id,
-        row.tenant,
-        row.filename,
-        row.purpose,
-        row.size_bytes,
-        row.sha256,
-        row.created_at,
-        FileStatus(row.status),
-        row.pages_total,
-        row.pages_parsed,
-        row.tokens,
-        row.language,
-        row.error,
-    )
 
 
 def _update(

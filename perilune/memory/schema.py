@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -89,6 +89,7 @@ FILES = Table(
     Column("chars", BigInteger, nullable=False),
     Column("text_complete", Boolean, nullable=False),
     Column("tokens", BigInteger),
+    Column("tokens_by", String(128)),  # the model that counted them
     Column("language", String(16)),
     Column("error", Text),
     Index(None, "tenant", "created_at"),

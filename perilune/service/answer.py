@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from perilune.core import (
     CachedTokens,
@@ -124,6 +125,8 @@ class Answer:
         material = await asyncio.to_thread(reader.read, records, bare, conversation, self._room())
         facts = await asyncio.to_thread(self._facts, material, bare, conversation)
         plan = choose(facts)
+        if plan.kind is PlanKind.REFINED and request.context_policy is ContextPolicy.AUTO and facts.fits:
+            parts.documents.warm(records)  # only its KV was missing: the next question shall have it
         yield Planned(plan)
 
         if plan.kind is PlanKind.REFINED:
@@ -245,7 +248,14 @@ class Answer:
     ) -> AsyncGenerator[Event, None]:
         parts, request = self._parts, self._request
         generation = Generation(
-            parts.backend, parts.tokenizer, parts.predictor, parts.clock, request, spec, parts.limits.timeout_s
+            parts.backend,
+            parts.tokenizer,
+            parts.predictor,
+            parts.clock,
+            request,
+            spec,
+            parts.limits.timeout_s,
+            partial(parts.documents.require, request.file_ids),
         )
         quotes: asyncio.Task[list[Citation]] | None = None
         if records and plan.kind is not PlanKind.REFINED:

@@ -113,6 +113,7 @@ class Composer:
         self._template = template
         self._window = window_tokens
         self._documents: OrderedDict[str, array[int]] = OrderedDict()
+        self._forgotten: set[str] = set()
         self._lock = threading.Lock()
 
     # -------------------------------------------------------------------------------------- pieces
@@ -129,13 +130,22 @@ class Composer:
                 return known
         ids = self._encode(text)
         with self._lock:
+            if key in self._forgotten:  # deleted while this thread was busy with it
+                return ids
             self._documents[key] = ids
             while sum(map(len, self._documents.values())) > _CACHED_DOCUMENT_TOKENS and len(self._documents) > 1:
                 self._documents.popitem(last=False)
         return ids
 
-    def forget_document(self, key: str) -> None:
+    def drop_document(self, key: str) -> None:
+        """Don't keep a document's tokens any longer."""
         with self._lock:
+            self._documents.pop(key, None)
+
+    def forget_document(self, key: str) -> None:
+        """Drop a deleted document's tokens, and never keep them again."""
+        with self._lock:
+            self._forgotten.add(key)
             self._documents.pop(key, None)
 
     def document_piece(self, filename: str, ids: Sequence[int]) -> array[int]:

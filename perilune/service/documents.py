@@ -11,32 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO, TypeVar
 
-from perilune.core import (
-    EngineFinished,
-    FileRecord,
-    FileStatus,
-    FinishReason,
-    SamplingParams,
-    SequenceSpec,
-    ServiceClass,
-)
-from perilune.errors import InternalError, Overloaded, PeriluneError
+from perilune.core import BLOCK_TOKENS, FileRecord, FileStatus
+from perilune.errors import NotFound, Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
-from perilune.service.compose import MAX_CHARS_PER_TOKEN, Composer, slices
+from perilune.service.compose import Composer
 from perilune.service.ports import Library
+from perilune.service.warming import Context, Warmer
 from perilune.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
-
-QUESTION_RESERVE_TOKENS = 512
-"""Window kept free for instructions, question and answer when a document is judged to fit."""
 
 PARALLEL_PARSERS = 2
 """Documents parsed at once; prefill takes them one by one, because the engine is one."""
@@ -44,18 +33,22 @@ PARALLEL_PARSERS = 2
 OWNER_SEPARATOR = "+"
 T = TypeVar("T")
 
-_RETRY_S = 0.5
-_YIELD_S = 0.001
 _FINAL = frozenset({FileStatus.PROCESSED, FileStatus.ERROR})
 
 
-@dataclass(slots=True)
-class _Job:
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """Something that runs in the background. `stop` is what its threads look at."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job(_Work):
     """One running ingest. `record` is the newest state, without a trip to the database."""
 
     record: FileRecord
-    stop: threading.Event
-    task: asyncio.Task[None] | None = None
 
 
 def joint_owner(file_ids: Sequence[str]) -> str:
@@ -66,7 +59,8 @@ def joint_owner(file_ids: Sequence[str]) -> str:
 class DocumentService:
     """Implements `ports.Documents`. Used from the event loop; `start` before the first call, `close` at the end.
 
-    `owners` lists the owners of KV on disk. `max_upload_bytes` bounds an upload.
+    `owners` lists the owners of KV on disk; `capacity_tokens` is how much the tiers keep; `max_upload_bytes` bounds
+    an upload.
     """
 
     def __init__(
@@ -77,15 +71,16 @@ class DocumentService:
         salt_of: Callable[[str], bytes],
         owners: Callable[[], Iterable[str]],
         window_tokens: int,
+        capacity_tokens: int,
         max_upload_bytes: int,
         telemetry: Telemetry,
     ) -> None:
         self._library = library
         self._composer = composer
         self._backend = backend
-        self._salt_of = salt_of
         self._owners = owners
-        self._window = window_tokens
+        self._capacity = capacity_tokens
+        self._warmer = Warmer(library, composer, backend, salt_of, window_tokens, telemetry)
         self._max_upload_bytes = max_upload_bytes
         self._telemetry = telemetry
         self._parse_slots = asyncio.Semaphore(PARALLEL_PARSERS)
@@ -93,25 +88,32 @@ class DocumentService:
         # Work that may take minutes keeps off the threads that every request needs.
         self._workers = ThreadPoolExecutor(PARALLEL_PARSERS + 2, "documents")
         self._jobs: dict[str, _Job] = {}
+        self._warming: dict[str, _Work] = {}  # by owner
         self._joint: set[str] = set()
+        self._deleted: set[str] = set()
         self._closing = False
 
     # ------------------------------------------------------------------------------------ lifetime
 
     async def start(self) -> None:
-        """Take up every ingest that an earlier run left unfinished."""
+        """Put right what an earlier run left: KV of files that are gone (a kill amid deletion), unfinished ingests,
+        documents whose KV was lost (evicted, removed, damaged, of another model)."""
+        files = await asyncio.to_thread(self._library.all_files)
+        await self._in_worker(partial(self._forget_unknown, {record.file_id for record in files}))
         for record in await asyncio.to_thread(self._library.unfinished_files):
             self._begin(record)
+        for record in await asyncio.to_thread(lambda: list(self._cold(files))):
+            self.warm([record])
 
     async def close(self) -> None:
         """Stop every ingest; the files stay unfinished and are resumed at the next start. Idempotent."""
         self._closing = True
-        await asyncio.gather(*(self._stop(job) for job in list(self._jobs.values())))
+        await asyncio.gather(*(self._stop(work) for work in [*self._jobs.values(), *self._warming.values()]))
         await asyncio.to_thread(self._workers.shutdown)
 
     async def settled(self) -> None:
-        """Wait until no ingest runs (tests, `perilune ingest`)."""
-        while tasks := [job.task for job in self._jobs.values() if job.task]:
+        """Wait until nothing runs in the background (tests, `perilune ingest`)."""
+        while tasks := [work.task for work in [*self._jobs.values(), *self._warming.values()] if work.task]:
             await asyncio.wait(tasks)
 
     # --------------------------------------------------------------------------------- the port
@@ -141,10 +143,13 @@ class DocumentService:
         """Stop the file's ingest, delete everything made from it, and its KV in every tier."""
         self._refuse_when_closing()
         await asyncio.to_thread(self._library.get_file, tenant, file_id)
-        job = self._jobs.get(file_id)
-        if job:
-            await self._stop(job)
-        await asyncio.to_thread(self._library.delete_file, tenant, file_id)
+        self._deleted.add(file_id)  # from here on nothing of it is submitted, so that no KV comes after the forget
+        try:
+            await asyncio.gather(*(self._stop(work) for work in self._work_on(file_id)))
+            await asyncio.to_thread(self._library.delete_file, tenant, file_id)
+        except Exception:
+            self._deleted.discard(file_id)
+            raise
         self._composer.forget_document(file_id)
         await self._in_worker(partial(self._forget_kv, file_id))
 
@@ -154,6 +159,23 @@ class DocumentService:
     async def text(self, tenant: str, file_id: str) -> str:
         return await asyncio.to_thread(self._library.text, tenant, file_id)
 
+    def require(self, file_ids: Iterable[str]) -> None:
+        """Raises `NotFound` for a file whose deletion has begun. Await nothing between this and a submit."""
+        for file_id in file_ids:
+            if file_id in self._deleted:
+                raise NotFound(f"The file {file_id} was deleted.", hint="Upload it again.", param="file_id")
+
+    def warm(self, records: Sequence[FileRecord]) -> None:
+        """Compute in the background the KV of processed documents that a question would have needed."""
+        file_ids = [record.file_id for record in records]
+        owner = joint_owner(file_ids)
+        busy = owner in self._warming or any(i in self._jobs or i in self._deleted for i in file_ids)
+        if busy or self._closing:
+            return
+        self.remember_joint(owner)
+        work = self._warming[owner] = _Work()
+        work.task = asyncio.create_task(self._warm(owner, records, work), name=f"warm {owner}")
+
     def remember_joint(self, owner: str) -> None:
         """KV was made for several documents together; it goes when one of them does."""
         if OWNER_SEPARATOR in owner:
@@ -161,8 +183,12 @@ class DocumentService:
 
     # ------------------------------------------------------------------------------------- ingest
 
+    def _work_on(self, file_id: str) -> Sequence[_Work]:
+        found = [work for owner, work in self._warming.items() if file_id in owner.split(OWNER_SEPARATOR)]
+        return [*found, self._jobs[file_id]] if file_id in self._jobs else found
+
     def _begin(self, record: FileRecord) -> None:
-        job = _Job(record, threading.Event())
+        job = _Job(record=record)
         self._jobs[record.file_id] = job
         job.task = asyncio.create_task(self._ingest(job), name=f"ingest {record.file_id}")
 
@@ -173,19 +199,18 @@ class DocumentService:
     def _in_worker(self, call: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._workers, call)
 
-    async def _stop(self, job: _Job) -> None:
-        job.stop.set()
-        if job.task:
-            job.task.cancel()
-            await asyncio.wait([job.task])
+    async def _stop(self, work: _Work) -> None:
+        work.stop.set()
+        if work.task:
+            work.task.cancel()
+            await asyncio.wait([work.task])
 
     async def _ingest(self, job: _Job) -> None:
         try:
             async with self._parse_slots:
                 await self._parse(job)
             if job.record.status is not FileStatus.ERROR:
-                async with self._prefill_slots:
-                    await self._prefill(job)
+                await self._prefill(job)
                 await self._set(job, status=FileStatus.PROCESSED)
             self._telemetry.count("files_ingested", status=job.record.status.value)
         except PeriluneError as error:
@@ -221,71 +246,55 @@ class DocumentService:
                 return
 
     async def _prefill(self, job: _Job) -> None:
-        record = job.record
-        ids = await self._in_worker(partial(self._prefix, record))
-        if ids is None or self._closing:
-            return
-        await self._set(job, status=FileStatus.PREFILLING)
-        spec = SequenceSpec(
-            seq_id=f"ingest-{record.file_id}",
-            token_ids=ids,
-            salt=self._salt_of(record.tenant),
-            sampling=SamplingParams(),
-            max_new_tokens=0,
-            service_class=ServiceClass.P2_BATCH,
-            shared_tokens=len(ids),
-            persist_owner=record.file_id,
-            prefill_only=True,
-        )
-        while True:
-            try:
-                finished = await self._backend.finish(spec)
-            except Overloaded as error:
-                if not self._backend.alive:  # it will never have room again
-                    finished = EngineFinished(spec.seq_id, FinishReason.ERROR, error.message)
-                    break
-                await asyncio.sleep(_RETRY_S)
+        """Count, then prefill what a prompt could hold."""
+        async with self._prefill_slots:
+            context = await self._count([job.record], job.stop)
+            job.record = replace(job.record, tokens=context.tokens[0])
+            if context.prefix is None or self._closing:
+                return
+            await self._set(job, status=FileStatus.PREFILLING)
+            await self._warmer.compute(job.record.file_id, job.record.tenant, context.prefix)
+
+    def _count(self, records: Sequence[FileRecord], stop: threading.Event) -> asyncio.Future[Context]:
+        return self._in_worker(partial(self._warmer.count, records, stop.is_set))
+
+    # ------------------------------------------------------------------------------------- KV that was lost
+
+    def _cold(self, files: Sequence[FileRecord]) -> Iterator[FileRecord]:
+        """Documents without KV or without a count by this model, as many as the tiers can hold, newest first."""
+        held = set(self._owners())
+        room = self._capacity - sum(record.tokens or 0 for record in files if record.file_id in held)
+        for record in files:
+            if record.status is not FileStatus.PROCESSED or (record.tokens is not None and record.file_id in held):
                 continue
-            except InternalError as error:
-                finished = EngineFinished(spec.seq_id, FinishReason.ERROR, error.message)
-            break
-        if finished.reason is FinishReason.ERROR:
-            # KV is a cache: without it the document is still answered from, only colder.
-            self._telemetry.count("ingest_prefill_failed")
-            _log.warning("prefill of %s failed: %s", record.file_id, finished.error)
+            if record.tokens is not None:
+                if not BLOCK_TOKENS <= record.tokens <= min(room, self._warmer.limit_tokens):
+                    continue
+                room -= record.tokens
+            yield record
 
-    def _prefix(self, record: FileRecord) -> Sequence[int] | None:
-        """Count the document and give the prompt prefix to prefill, or None when no prompt could hold it."""
-        text = self._library.text(record.tenant, record.file_id)
-        limit = self._window - QUESTION_RESERVE_TOKENS
-        if len(text) > limit * MAX_CHARS_PER_TOKEN:
-            tokens = sum(self._counted_gently(text))
-        else:
-            tokens = len(self._composer.encode_document(record.file_id, text))
-        job = self._jobs[record.file_id]
-        job.record = replace(job.record, tokens=tokens)
-        if tokens > limit:
-            self._composer.forget_document(record.file_id)
-            return None
+    async def _warm(self, owner: str, records: Sequence[FileRecord], work: _Work) -> None:
         try:
-            piece = self._composer.document_piece(
-                record.filename, self._composer.encode_document(record.file_id, text)
-            )
-            prefix = self._composer.context_prefix([piece])
-        except PeriluneError as error:  # a base model, or markers in the text: indexed and searchable all the same
-            _log.info("%s is not prefilled: %s", record.file_id, error)
-            return None
-        return prefix if 0 < len(prefix) <= limit else None
-
-    def _counted_gently(self, text: str) -> Iterator[int]:
-        """Tokens of each slice, leaving the interpreter to others in between."""
-        for piece in slices(text):
-            yield self._composer.count(piece)
-            time.sleep(_YIELD_S)
+            async with self._prefill_slots:
+                context = await self._count(records, work.stop)
+                for record, tokens in zip(records, context.tokens, strict=True):
+                    if record.tokens != tokens:
+                        await asyncio.to_thread(self._library.set_status, replace(record, tokens=tokens))
+                if context.prefix is not None and not self._closing:
+                    await self._warmer.compute(owner, records[0].tenant, context.prefix)
+        except PeriluneError as error:
+            _log.warning("%s stays cold: %s", owner, error.message)
+        finally:
+            self._warming.pop(owner, None)
 
     async def _set(self, job: _Job, status: FileStatus, error: str | None = None) -> None:
         job.record = replace(job.record, status=status, error=error)
         await asyncio.to_thread(self._library.set_status, job.record)
+
+    def _forget_unknown(self, known: set[str]) -> None:
+        for owner in set(self._owners()):
+            if not known.issuperset(owner.split(OWNER_SEPARATOR)):
+                self._backend.forget(owner)
 
     def _forget_kv(self, file_id: str) -> None:
         owners = {file_id, *self._joint, *self._owners()}

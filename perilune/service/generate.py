@@ -58,7 +58,10 @@ class _State:
 
 
 class Generation:
-    """One request's sequences. `spec` is the first choice's; `outcome` is complete when `events` has ended."""
+    """One request's sequences. `spec` is the first choice's; `outcome` is complete when `events` has ended.
+
+    `permit` is called right before each submit and raises what forbids it.
+    """
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Generation:
         request: Request,
         spec: SequenceSpec,
         timeout_s: float,
+        permit: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._tokenizer = tokenizer
@@ -77,6 +81,7 @@ class Generation:
         self._request = request
         self._spec = spec
         self._timeout_s = timeout_s
+        self._permit = permit
         self._state = _State()
 
     @property
@@ -129,6 +134,7 @@ class Generation:
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + index)
         seq_id = f"{self._request.request_id}-{index}"
+        self._permit()
         decoder = ChoiceDecoder(self._tokenizer, sampling.stop, sampling.logprobs is not None)
         self._state.choices[seq_id] = _Choice(index, decoder)
         session.submit(replace(self._spec, seq_id=seq_id, sampling=sampling))

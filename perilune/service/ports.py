@@ -106,6 +106,10 @@ class Library(Protocol):
 
     def list_files(self, tenant: str) -> list[FileRecord]: ...
 
+    def all_files(self) -> list[FileRecord]:
+        """Files of every tenant, newest first."""
+        ...
+
     def unfinished_files(self) -> list[FileRecord]:
         """Files of every tenant whose ingest has not ended (resume after a restart)."""
         ...

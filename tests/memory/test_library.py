@@ -68,6 +68,8 @@ def test_a_file_from_upload_to_delete(library: Library, store: Store, tmp_path: 
     library.set_status(finished)
     assert library.get_file("local", record.file_id) == finished
     assert library.unfinished_files() == []
+    other = Library(store, tmp_path, counted_by="another model")
+    assert other.all_files() == [replace(finished, tokens=None)], "counted by another model's tokenizer"
 
     library.delete_file("local", record.file_id)
     assert rows(store, record.file_id) == 0
@@ -98,6 +100,7 @@ def test_every_call_is_bound_to_the_tenant(library: Library) -> None:
         call("mine")
     assert library.list_files("mine") == []
     assert library.list_files("other") == [other]
+    assert library.all_files() == [other]
 
 
 def test_ids_are_data_not_sql_or_paths(library: Library) -> None:

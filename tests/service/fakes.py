@@ -341,6 +341,9 @@ class MemoryLibrary:
     def list_files(self, tenant: str) -> list[FileRecord]:
         return [record for record in self.records.values() if record.tenant == tenant]
 
+    def all_files(self) -> list[FileRecord]:
+        return list(reversed(self.records.values()))
+
     def unfinished_files(self) -> list[FileRecord]:
         final = (FileStatus.PROCESSED, FileStatus.ERROR)
         return [record for record in self.records.values() if record.status not in final]

@@ -47,6 +47,7 @@ class Bench:
     tokenizer: CharTokenizer = field(default_factory=CharTokenizer)
     template: Any = field(default_factory=Template)
     window: int = 8192
+    capacity: int = 100_000
     rates: Rates = field(
         default_factory=lambda: Rates(5e-6, 0.0, 1e-6, decode_s=0.001, overhead_s=0.005, error=0.1)
     )
@@ -71,6 +72,7 @@ class Bench:
             lambda tenant: tenant.encode().ljust(32, b"-"),
             self.engine.owners,
             self.window,
+            self.capacity,
             1_000_000,
             telemetry,
         )

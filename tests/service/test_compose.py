@@ -86,9 +86,18 @@ def test_document_tokens_are_made_once() -> None:
     assert tokenizer.encoded_chars == 200_000
     composer.encode_document("f", "x" * 200_000)
     assert tokenizer.encoded_chars == 200_000
-    composer.forget_document("f")
+    composer.drop_document("f")
     composer.encode_document("f", "y")
     assert tokenizer.encoded_chars == 200_001
+
+
+def test_tokens_of_a_deleted_document_are_not_kept_again() -> None:
+    tokenizer = CharTokenizer()
+    composer = Composer(tokenizer, Template())
+    composer.forget_document("f")
+    for _ in range(2):
+        assert len(composer.encode_document("f", "abc")) == 3
+    assert tokenizer.encoded_chars == 6
 
 
 @pytest.mark.parametrize("template", [Template(refuse_system=True), Template(drop_system=True)])

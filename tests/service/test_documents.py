@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
-from perilune.core import FileStatus, ServiceClass
+from perilune.core import FileStatus, ServiceClass, StageStarted
 from perilune.errors import NotFound, TooLarge
 from perilune.service.service import Service
 from tests.service.fakes import FakeEngine, MemoryLibrary
-from tests.service.harness import Bench, running
+from tests.service.harness import Bench, request, running
 
 SMALL = "The late fee is two percent. " * 20
 
@@ -106,6 +108,29 @@ async def test_deleting_takes_everything_along(bench: Bench) -> None:
     assert bench.engine.owners() == set()
 
 
+async def test_a_question_that_a_deletion_overtakes_leaves_no_kv(bench: Bench) -> None:
+    first, second = await bench.upload(SMALL, "a.txt"), await bench.upload("Another text. " * 30, "b.txt")
+
+    async def ask_and_delete() -> None:
+        async with aclosing(bench.service.run(request("What?", files=(first, second)))) as events:
+            async for event in events:
+                if event == StageStarted("queued"):
+                    await bench.documents.delete("local", first)
+
+    with pytest.raises(NotFound):
+        await ask_and_delete()
+    assert bench.engine.owners() == {second}
+    assert {owner for owner in bench.engine.ram.values() if owner} == {second}
+
+
+async def test_kv_that_a_killed_deletion_left_goes_at_the_next_start(bench: Bench) -> None:
+    file_id = await bench.upload(SMALL)
+    await bench.service.close()
+    bench.engine.disk |= {b"1" * 32: {"file-gone"}, b"2" * 32: {f"{file_id}+file-gone"}}
+    await bench.start()
+    assert bench.engine.owners() == {file_id}
+
+
 @pytest.mark.parametrize("phase", ["parse", "prefill"])
 async def test_deleting_stops_a_running_ingest(phase: str) -> None:
     async with running(library=MemoryLibrary(page_s=0.01)) as bench:
@@ -162,6 +187,41 @@ async def test_an_interrupted_ingest_is_resumed_at_the_next_start() -> None:
         assert (await bench.documents.get("local", file_id)).status is FileStatus.PROCESSED
         assert len(bench.library.parsed[file_id]) == 10
         assert bench.engine.owners() == {file_id}
+
+
+async def test_kv_that_was_lost_is_computed_again_at_the_next_start(bench: Bench) -> None:
+    kept, lost = await bench.upload(SMALL, "a.txt"), await bench.upload("Another text. " * 30, "b.txt")
+    await bench.upload("Many words here. " * 1000)
+    before = len(bench.engine.specs)
+    await bench.service.close()
+    bench.engine.restart()
+    bench.engine.forget(lost)
+    await bench.start()
+    await bench.documents.settled()
+    assert [spec.persist_owner for spec in bench.engine.specs[before:]] == [lost]
+    assert bench.engine.owners() == {kept, lost}
+
+
+async def test_no_more_is_computed_at_a_start_than_is_kept() -> None:
+    async with running(capacity=2000) as bench:
+        files = [await bench.upload(f"{letter} text. " * 100, f"{letter}.txt") for letter in "abcde"]
+        await bench.service.close()
+        bench.engine.restart()
+        bench.engine.disk.clear()
+        await bench.start()
+        await bench.documents.settled()
+        assert bench.engine.owners() == set(files[-2:]), "the newest ones"
+
+
+async def test_another_model_counts_again(bench: Bench) -> None:
+    file_id = await bench.upload(SMALL)
+    await bench.service.close()
+    bench.library.records[file_id] = replace(bench.library.records[file_id], tokens=None)
+    bench.engine.restart()
+    await bench.start()
+    await bench.documents.settled()
+    record = await bench.documents.get("local", file_id)
+    assert (record.tokens, record.status) == (len(SMALL), FileStatus.PROCESSED)
 
 
 async def test_files_belong_to_their_tenant(bench: Bench) -> None:

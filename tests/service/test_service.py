@@ -199,9 +199,27 @@ async def test_a_document_too_slow_to_read_is_refined_but_full_reads_it_all(benc
     assert "deadline" in codes(events)
     bench.predictor._rates = slow
     events = await bench.ask("What is the late fee?", files=(file_id,), policy=ContextPolicy.FULL)
-    assert finished(events).report.plan in (PlanKind.FULL, PlanKind.RESUME)
+    assert finished(events).report.plan is not PlanKind.REFINED
     assert finished(events).report.tokens.dropped == 0
     assert codes(events) <= {"late"}
+
+
+async def test_lost_kv_comes_back_after_a_question_that_missed_it(bench: Bench) -> None:
+    files = await bench.upload(DOCUMENT * 4, "a.txt"), await bench.upload(DOCUMENT * 4, "b.txt")
+    slow = Rates(2e-3, 0.0, 0.0, 0.01, 0.01, 0.0)
+    for asked in (files[:1], files):
+        bench.engine.ram.clear()
+        bench.engine.disk.clear()
+        bench.predictor._rates = slow
+        first = finished(await bench.ask("What is the late fee?", files=asked))
+        assert first.report.plan is PlanKind.REFINED
+        await bench.documents.settled()
+        bench.predictor._rates = slow
+        second = finished(await bench.ask("What is the notice period?", files=asked))
+        assert second.report.plan is PlanKind.WARM
+        assert (await bench.documents.get("local", asked[0])).status.value == "processed"
+    await bench.documents.delete("local", files[1])
+    assert bench.engine.owners() <= {files[0]}
 
 
 async def test_full_over_the_window_is_refused_before_the_stream_begins(bench: Bench) -> None:
