@@ -173,6 +173,11 @@ class Library:
         """What is parsed so far, as one text: the pages joined. Page offsets point into it."""
         return "".join(page.text for page in self.pages(tenant, file_id))
 
+    def text_chars(self, tenant: str, file_id: str) -> int:
+        """Length of what is parsed so far. Raises `NotFound`."""
+        with self._store.read() as connection:
+            return int(_file(connection, tenant, file_id).chars)
+
     # ------------------------------------------------------------------------------------------------ parse
 
     def parse(self, tenant: str, file_id: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[FileRecord]:

@@ -7,7 +7,7 @@ generator `Answer.events`, so closing it stops the work in whatever phase it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -117,11 +117,15 @@ class Answer:
         bare = await asyncio.to_thread(parts.composer.compose, [], conversation, "")
         records = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]
         reader = MaterialReader(parts.documents, parts.composer, parts.library, parts.clock)
-        self._refuse_surely_too_long(bare, records, conversation)
+
+        async def refuse(known: Sequence[FileRecord]) -> None:
+            await self._refuse_surely_too_long(bare, known, conversation, reader)
+
+        await refuse(records)
         yield StageStarted("retrieving" if records else "composing")
 
         wait = reader.patience(request.context_policy, self._deadline_s)
-        records = await reader.readable(records, request.arrival_s, wait, parts.limits.timeout_s)
+        records = await reader.readable(records, request.arrival_s, wait, parts.limits.timeout_s, refuse)
         material = await asyncio.to_thread(reader.read, records, bare, conversation, self._room())
         facts = await asyncio.to_thread(self._facts, material, bare, conversation)
         plan = choose(facts)
@@ -164,12 +168,15 @@ class Answer:
         wanted = self._request.sampling.max_tokens or ANSWER_RESERVE_TOKENS
         return min(wanted, ANSWER_RESERVE_TOKENS, self._parts.model.window_tokens // 4)
 
-    def _refuse_surely_too_long(self, bare: Prompt, records: list[FileRecord], conversation: Conversation) -> None:
-        """Pinned `full`, or nothing that could be left out: the 400 comes before the stream begins."""
+    async def _refuse_surely_too_long(
+        self, bare: Prompt, records: Sequence[FileRecord], conversation: Conversation, reader: MaterialReader
+    ) -> None:
+        """Pinned `full`, or nothing that could be left out: the 400 comes before the stream begins, or as soon as
+        enough is read of a document that is still being parsed."""
         refinable = bool(records) or conversation.has_history
         if refinable and self._request.context_policy is not ContextPolicy.FULL:
             return
-        least = len(bare) + conversation.omitted_tokens + sum(record.tokens or 0 for record in records)
+        least = len(bare) + conversation.omitted_tokens + await reader.least_tokens(records)
         if least > self._room():
             raise too_long(least, self._sure_facts(least, refinable))
 

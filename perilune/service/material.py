@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from perilune.core import ContextPolicy, Degradation, FileRecord, FileStatus
 from perilune.errors import UnsupportedDocument
 from perilune.service.compose import (
     DOCUMENT_INSTRUCTIONS,
+    MAX_CHARS_PER_TOKEN,
     PASSAGE_INSTRUCTIONS,
     Composer,
     Conversation,
@@ -64,12 +65,29 @@ class MaterialReader:
         """Seconds after arrival that an ingest may take; None: until it ends (pinned `full`)."""
         return None if policy is ContextPolicy.FULL else WAIT_SHARE * deadline_s
 
+    async def least_tokens(self, records: Sequence[FileRecord]) -> int:
+        """Tokens that the documents have at least, by what is read of them so far."""
+        least = 0
+        for record in records:
+            if record.tokens is not None:
+                least += record.tokens
+            else:
+                chars = await asyncio.to_thread(self._library.text_chars, record.tenant, record.file_id)
+                least += chars // MAX_CHARS_PER_TOKEN
+        return least
+
     async def readable(
-        self, records: Sequence[FileRecord], arrival_s: float, patience_s: float | None, timeout_s: float
+        self,
+        records: Sequence[FileRecord],
+        arrival_s: float,
+        patience_s: float | None,
+        timeout_s: float,
+        progressed: Callable[[Sequence[FileRecord]], Awaitable[None]],
     ) -> list[FileRecord]:
         """Wait until every document is read, or patience is over and each has at least one page.
 
-        Raises `UnsupportedDocument` for one that can't be read.
+        `progressed` is awaited whenever more is read, and may raise. Raises `UnsupportedDocument` for a document
+        that can't be read.
         """
         current = list(records)
         while True:
@@ -86,10 +104,13 @@ class MaterialReader:
             if not unread or enough or waited_s >= timeout_s:
                 return current
             await asyncio.sleep(_POLL_S)
+            before = current
             current = [
                 record if record.status in _READ else await self._documents.get(record.tenant, record.file_id)
-                for record in current
+                for record in before
             ]
+            if any(new.pages_parsed > old.pages_parsed for new, old in zip(current, before, strict=True)):
+                await progressed(current)
 
     def read(self, records: Sequence[FileRecord], bare: Prompt, conversation: Conversation, room: int) -> Material:
         """Count everything; compose it where it fits `room` tokens. Runs in a thread."""

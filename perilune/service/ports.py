@@ -130,6 +130,10 @@ class Library(Protocol):
         """What is parsed so far, as one text; page offsets point into it."""
         ...
 
+    def text_chars(self, tenant: str, file_id: str) -> int:
+        """Length of `text`, without reading it."""
+        ...
+
     def parse(self, tenant: str, file_id: str, stopped: Callable[[], bool] = ...) -> Iterator[FileRecord]:
         """Parse and index in a limited subprocess, yielding the record as pages arrive. Resumes where it stopped.
 

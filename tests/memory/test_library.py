@@ -62,6 +62,7 @@ def test_a_file_from_upload_to_delete(library: Library, store: Store, tmp_path: 
     done = progress[-1]
     assert (done.status, done.pages_total, done.pages_parsed, done.language) == (FileStatus.PREFILLING, 1, 1, "en")
     assert library.text("local", record.file_id) == TEXT.decode()
+    assert library.text_chars("local", record.file_id) == len(TEXT.decode())
     assert list(library.parse("local", record.file_id)) == [done]
 
     finished = replace(done, status=FileStatus.PROCESSED, tokens=12)
@@ -87,6 +88,7 @@ def test_every_call_is_bound_to_the_tenant(library: Library) -> None:
         lambda tenant: library.open_file(tenant, file_id).close(),
         lambda tenant: library.pages(tenant, file_id),
         lambda tenant: library.text(tenant, file_id),
+        lambda tenant: library.text_chars(tenant, file_id),
         lambda tenant: list(library.parse(tenant, file_id)),
         lambda tenant: library.search(tenant, [file_id], "perigean", 5),
         lambda tenant: library.search(tenant, [file_id], "summarise this", 5),

@@ -363,6 +363,9 @@ class MemoryLibrary:
     def text(self, tenant: str, file_id: str) -> str:
         return "".join(page.text for page in self.pages(tenant, file_id))
 
+    def text_chars(self, tenant: str, file_id: str) -> int:
+        return len(self.text(tenant, file_id))
+
     def parse(self, tenant: str, file_id: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[FileRecord]:
         record = self.get_file(tenant, file_id)
         if self.data[file_id].startswith(b"BROKEN"):

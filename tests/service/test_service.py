@@ -269,6 +269,18 @@ async def test_a_question_during_ingest_is_answered_from_what_is_read() -> None:
         await bench.documents.delete("local", file_id)
 
 
+async def test_full_is_refused_as_soon_as_too_much_is_read() -> None:
+    async with running(library=MemoryLibrary(page_s=0.02), window=1024) as bench:
+        file_id = await bench.upload(BOOK, wait=False)
+        with pytest.raises(ContextTooLong):
+            await bench.ask("Why?", files=(file_id,), policy=ContextPolicy.FULL)
+        assert len(bench.library.parsed[file_id]) < 40, "the whole parse was waited for"
+        stream = aiter(bench.service.run(request("Why?", files=(file_id,), policy=ContextPolicy.FULL)))
+        with pytest.raises(ContextTooLong):
+            assert not await anext(stream), "the stream had begun"
+        await bench.documents.delete("local", file_id)
+
+
 async def test_a_short_document_is_waited_for() -> None:
     async with running(library=MemoryLibrary(page_s=0.1)) as bench:
         file_id = await bench.upload(DOCUMENT, wait=False)
