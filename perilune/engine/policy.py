@@ -7,7 +7,8 @@ So short questions pass long prompts, and nobody starves: a sequence's own figur
 arrivals' grow.
 
 Step size (spec E1, E6), the rule: a step takes as many prompt tokens as fit `guard_s` (150 ms) while somebody
-decodes, several sequences prefill or only batch work runs, else `solo_s` (600 ms). So a stream stutters by at most
+decodes, several sequences prefill or only batch work runs, else `solo_s` (800 ms: fewer, longer steps cost a lone
+prompt less overhead). So a stream stutters by at most
 the one, and a new question waits for at most the other. Cancelling one's own step doesn't depend on it: the runtime
 polls its flag inside a step.
 """
@@ -35,7 +36,7 @@ class EngineLimits:
     chunk_tokens: int = 4096
     queue: int = 48
     guard_s: float = 0.15
-    solo_s: float = 0.6
+    solo_s: float = 0.8
     load_floor_s: float = 1.0  # a load may take this long even where computing would be faster
     save_share: float = 0.25  # of the pool that may be held by unfinished saves
 

@@ -247,4 +247,4 @@ static void attend(row_group *group, const kv_tile *tile, float scale) {
     if (row < group->rows) attend_rows(1, group, row, tile, scale);
 }
 
-const kernel_ops ISA_OPS = {.name = ISA_NAME, .prepare = prepare, .linear = linear, .attend = attend, ROWWISE_OPS};
+const kernel_ops ISA_OPS = {.name = ISA_NAME, .prepare = prepare, .linear = linear, .attend = attend, ROWWISE_OPS(row_to_bf16, row_act_mul)};

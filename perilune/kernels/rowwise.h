@@ -88,8 +88,9 @@ static void row_merge(int parts, const float *const *acc, const float *max, cons
     for (int i = 0; i < n; i++) out[i] /= total;
 }
 
-#define ROWWISE_OPS                                                                                             \
-    .rms_norm = row_rms_norm, .act_mul = row_act_mul, .add = row_add, .rotate = row_rotate,                     \
-    .to_float = row_to_float, .to_bf16 = row_to_bf16, .merge = row_merge
+/* With the level's own rounding and activation. */
+#define ROWWISE_OPS(to_bf16_op, act_mul_op)                                                                     \
+    .rms_norm = row_rms_norm, .act_mul = act_mul_op, .add = row_add, .rotate = row_rotate,                      \
+    .to_float = row_to_float, .to_bf16 = to_bf16_op, .merge = row_merge
 
 #endif

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import linear
 
 from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
 from perilune.errors import InvalidStateError
@@ -37,11 +36,12 @@ from perilune.runtime.mri import (
 from perilune.runtime.sampler import SequenceSampler
 from perilune.runtime.weights import ModelWeights
 
-OPERATION_S = 0.008
-"""Time that one matrix product of a pass should take: the flag is polled between them."""
+OPERATION_S = 0.01
+"""Time that one matrix product of a pass should take, and half as much again at most: the flag is polled between
+them, and a caller may count on 50 ms."""
 
 MIN_PASS_ROWS, MAX_PASS_ROWS = 32, 2048
-_PROBE_ROWS = 128
+_PROBE_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class TorchRuntime:
 
     @property
     def pass_rows(self) -> int:
-        """Most prompt tokens between two looks at every layer; longer chunks run as several passes."""
+        """Prompt tokens of one pass through the layers; chunks half as long again or longer run as several."""
         return self._pass.rows
 
     # ------------------------------------------------------------------------------------------------ contexts
@@ -250,9 +250,13 @@ class TorchRuntime:
 
 
 def _passes(slices: Sequence[SequenceSlice], rows: int) -> Iterator[list[_Piece]]:
-    """Cut slices into passes of at most `rows` rows; a sequence's pieces stay in order."""
+    """Cut slices into equal passes of about `rows` rows, at most half as many again: a small last pass would cost
+    as much overhead as a full one. A sequence's pieces stay in order."""
+    total = sum(len(piece.token_ids) for piece in slices)
+    size = -(-total // max(1, round(total / rows)))
+    size = -(-size // BLOCK_TOKENS) * BLOCK_TOKENS
     pieces: list[_Piece] = []
-    free = rows
+    free = size
     for piece in slices:
         offset = 0
         while offset < len(piece.token_ids):
@@ -262,7 +266,7 @@ def _passes(slices: Sequence[SequenceSlice], rows: int) -> Iterator[list[_Piece]
             offset, free = offset + count, free - count
             if free == 0:
                 yield pieces
-                pieces, free = [], rows
+                pieces, free = [], size
     if pieces:
         yield pieces
 
@@ -275,7 +279,7 @@ class _PassSize:
 
     def __init__(self, weights: ModelWeights) -> None:
         self._matrix = weights.layers[0].gate_up
-        self._input = torch.zeros(_PROBE_ROWS, self._matrix.shape[1], dtype=self._matrix.dtype)
+        self._input = torch.zeros(_PROBE_ROWS, self._matrix.cols, dtype=self._matrix.dtype)
         self._best_s = float("inf")
         for _ in range(3):
             self.probe()
@@ -288,5 +292,5 @@ class _PassSize:
     def probe(self) -> None:
         """Time one product; milliseconds."""
         start = time.perf_counter()
-        linear(self._input, self._matrix)
+        self._matrix(self._input)
         self._best_s = min(self._best_s, max(time.perf_counter() - start, 1e-9))

@@ -24,6 +24,7 @@ from perilune.kernels.interface import (
     RopeTable,
 )
 from perilune.runtime.checkpoint import Checkpoint
+from perilune.runtime.dense import DenseMatrix
 from perilune.runtime.model_config import ModelConfig, Rope
 from perilune.runtime.models.rope import rope_table
 from perilune.runtime.stored import FLOAT_KINDS, StoredTensor
@@ -37,20 +38,20 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer as the prefill multiplies by it: matrices [rows, columns] in the precision, norms fp32."""
+    """One layer as the prefill multiplies by it: matrices in the precision, norms fp32."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: DenseMatrix
     qkv_bias: torch.Tensor | None
     qk_norm: QKNorm | None
     rope: RopeTable
     window: int | None
-    o: torch.Tensor
+    o: DenseMatrix
     o_bias: torch.Tensor | None
     post_attn_norm: torch.Tensor | None
     ffn_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: DenseMatrix
+    down: DenseMatrix
     post_ffn_norm: torch.Tensor | None
 
 
@@ -203,17 +204,17 @@ class WeightBuilder:
         o_bias = self._bias("o", index)
         dense = LayerWeights(
             input_norm=self._norm("input_norm", index),
-            qkv=qkv,
+            qkv=DenseMatrix(qkv),
             qkv_bias=None if qkv_bias is None else qkv_bias.to(qkv.dtype),
             qk_norm=self._qk_norm(index),
             rope=self._rope(config.rope_of(index)),
             window=config.windows[index],
-            o=o,
+            o=DenseMatrix(o),
             o_bias=None if o_bias is None else o_bias.to(o.dtype),
             post_attn_norm=self._norm("post_attn_norm", index) if config.post_norms else None,
             ffn_norm=self._norm("ffn_norm", index),
-            gate_up=gate_up,
-            down=down,
+            gate_up=DenseMatrix(gate_up),
+            down=DenseMatrix(down),
             post_ffn_norm=self._norm("post_ffn_norm", index) if config.post_norms else None,
         )
         if not pack or o_packed is None or down_packed is None:

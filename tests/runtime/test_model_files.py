@@ -20,6 +20,7 @@ from perilune import kernels as kernel_choice
 from perilune.errors import ConfigError, Overloaded, UnsupportedModel
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.checkpoint import open_checkpoint
+from perilune.runtime.dense import DenseMatrix
 from perilune.runtime.gguf_file import GGUFFile
 from perilune.runtime.loader import describe_model, load_model
 from perilune.runtime.memory import free_memory_bytes
@@ -260,7 +261,7 @@ def test_describe_predicts_what_loading_takes(smollm2_path: Path) -> None:
     assert described.languages == ("en",)
     assert described.kv_token_bytes == 2 * 30 * 3 * 64 * 2
     weights = WeightBuilder(open_checkpoint(smollm2_path), kernel_choice.load(1), "bf16", "auto", 64).build(PLENTY)
-    tensors: list[torch.Tensor] = []
+    tensors: list[torch.Tensor | DenseMatrix] = []
     for layer in weights.layers:
         tensors += [layer.qkv, layer.o, layer.gate_up, layer.down]
     assert weights.decode is not None

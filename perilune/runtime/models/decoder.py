@@ -8,9 +8,8 @@ looks at the cancel flag, so the caller bounds the time between looks by boundin
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import linear
 
-from perilune.kernels.interface import DecodePlan, Kernels, KVPool, RaggedBatch, stable_rows
+from perilune.kernels.interface import DecodePlan, Kernels, KVPool, RaggedBatch
 from perilune.runtime.mri import CancelFlag, StepAbandoned
 from perilune.runtime.weights import LayerWeights, ModelWeights
 
@@ -74,7 +73,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Write the rows' KV; return their rotated queries [T, Hq, D]."""
         normed = self._norm(x, layer.input_norm)
-        qkv = _linear(normed, layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(normed, layer.qkv_bias)
         _look(cancelled)
         return self._kernels.rope_store(
             qkv, self._weights.heads, layer.rope, self._pool, index, batch, qk_norm=layer.qk_norm
@@ -99,14 +98,14 @@ class Decoder:
             cancel_address=cancelled.address,
         )
         _look(cancelled)
-        delta = _linear(attended.flatten(1), layer.o, layer.o_bias)
+        delta = layer.o(attended.flatten(1), layer.o_bias)
         self._kernels.add_(x, delta, post_norm=layer.post_attn_norm, eps=self._weights.config.norm_eps)
         _look(cancelled)
 
     def _feed_forward(self, x: torch.Tensor, layer: LayerWeights, cancelled: CancelFlag) -> None:
-        gate_up = _linear(self._norm(x, layer.ffn_norm), layer.gate_up, None)
+        gate_up = layer.gate_up(self._norm(x, layer.ffn_norm))
         _look(cancelled)
-        delta = _linear(self._kernels.gated_act(gate_up, self._weights.config.act), layer.down, None)
+        delta = layer.down(self._kernels.gated_act(gate_up, self._weights.config.act))
         _look(cancelled)
         self._kernels.add_(x, delta, post_norm=layer.post_ffn_norm, eps=self._weights.config.norm_eps)
 
@@ -118,15 +117,6 @@ class Decoder:
 def _look(cancelled: CancelFlag) -> None:
     if cancelled.is_set():
         raise StepAbandoned
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x @ weight.T + bias, with rows padded so that a row's result doesn't depend on how many there are."""
-    rows = x.shape[0]
-    padded = stable_rows(rows)
-    if padded != rows:
-        x = torch.cat([x, x.new_zeros(padded - rows, x.shape[1])])
-    return linear(x, weight, bias)[:rows]
 
 
 def _last_rows(batch: RaggedBatch, sampled: torch.Tensor) -> RaggedBatch:
