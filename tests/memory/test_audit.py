@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 
 from perilune.errors import NotFound
 from perilune.memory import audit
 from perilune.memory.keys import Keyring
 from perilune.memory.library import Library
 from perilune.memory.schema import AUDIT
-from perilune.memory.store import Store
+from perilune.memory.store import DATABASE_FILE, Store, alembic_settings
 from tests.memory.conftest import add
 
 
@@ -68,11 +69,13 @@ async def test_the_actor_follows_a_request_into_threads(store: Store, tmp_path: 
 
 
 def test_a_database_of_the_first_version_gets_the_table(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    with store.write() as connection:
-        connection.execute(sa.text("DROP TABLE audit"))
-        connection.execute(sa.text("UPDATE alembic_version SET version_num = '0001'"))
-    store.close()
+    engine = sa.create_engine(f"sqlite:///{tmp_path / DATABASE_FILE}")
+    with engine.begin() as connection:
+        settings = alembic_settings()
+        settings.attributes["connection"] = connection
+        command.upgrade(settings, "0001")
+        assert not engine.dialect.has_table(connection, "audit")
+    engine.dispose()
     upgraded = Store(tmp_path)
     Keyring(upgraded, tmp_path).create()
     assert len(audit.read(upgraded, 10)) == 1
