@@ -329,8 +329,13 @@ async def test_a_huge_conversation_costs_no_more_than_what_can_fit(bench: Bench)
 
 async def test_spaces_that_are_few_tokens_do_not_hide_an_omission() -> None:
     async with running(window=4096, tokenizer=SparseTokenizer()) as bench:
-        events = await bench.ask("And now?", history=(("user", " " * 30_000), ("assistant", " " * 30_000)))
-        assert "history_dropped" in codes(events)
+        history = (
+            ("user", " " * 2900 + "old"),
+            ("assistant", "Yes."),
+            ("user", " " * 32_000 + "x"),
+            ("assistant", "No."),
+        )
+        assert "history_dropped" in codes(await bench.ask("And now?", history=history))
 
 
 async def test_the_next_turn_finds_the_conversation_in_ram(bench: Bench) -> None:
