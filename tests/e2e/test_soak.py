@@ -24,15 +24,17 @@ import pytest
 from tests.e2e.conftest import MODEL, Server, new_home, serving
 
 LONG_KILL_AFTER_S = (20.0, 35.0, 10.0, 45.0, 30.0)
-LONG_LAST_S = 460.0  # with the lives above ten minutes
+LONG_ROUNDS = 46  # of the last life; with the lives above ten minutes
 SHORT_KILL_AFTER_S = (4.0,)
-SHORT_LAST_S = 6.0
+SHORT_ROUNDS = 1
 WORKERS = 3
-SAMPLE_S = 0.5
+ROUND_S = 10.0
+MIN_ROUNDS = 12  # fewer tell nothing of a slope
 MAX_FILES = 12
 POOL = "48M"
 POOL_BYTES = 48 << 20
-LEAK_BYTES = 24 << 20  # resident growth from the second to the last third of the last life
+LEAK_BYTES = 24 << 20  # growth of resident memory at rest from the second to the last third of the last life
+WARM_BYTES = 320 << 20  # first growth at rest, beside the pool; 13 rounds of 5 s took 140 MiB
 SPARE_DESCRIPTORS = 16
 
 WORDS = ("rent", "city", "moon", "ledger", "harbour", "winter", "goose", "lamp", "river", "copper", "letter")
@@ -192,19 +194,19 @@ def check_memory(samples: list[int]) -> None:
     """Once warm, the process doesn't grow: the last third of the samples against the third before."""
     third = len(samples) // 3
     before, last = statistics.median(samples[third : 2 * third]), statistics.median(samples[2 * third :])
-    assert last - before <= LEAK_BYTES, f"resident memory grew by {(last - before) / 2**20:.0f} MiB"
+    assert last - before <= LEAK_BYTES, f"memory grew by {(last - before) / 2**20:.0f} MiB: {samples}"
 
 
 @pytest.mark.parametrize(
-    ("kill_after_s", "last_s"),
+    ("kill_after_s", "rounds"),
     [
-        pytest.param(SHORT_KILL_AFTER_S, SHORT_LAST_S, id="short", marks=pytest.mark.timeout(600)),
+        pytest.param(SHORT_KILL_AFTER_S, SHORT_ROUNDS, id="short", marks=pytest.mark.timeout(600)),
         pytest.param(
-            LONG_KILL_AFTER_S, LONG_LAST_S, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
+            LONG_KILL_AFTER_S, LONG_ROUNDS, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]
         ),
     ],
 )
-def test_soak(tmp_path: Path, smollm2_path: Path, kill_after_s: tuple[float, ...], last_s: float) -> None:
+def test_soak(tmp_path: Path, smollm2_path: Path, kill_after_s: tuple[float, ...], rounds: int) -> None:
     home, ledger, answers = new_home(tmp_path, smollm2_path), Ledger(), []
     settings = {"PERILUNE_KV_CACHE__RAM": POOL, "PERILUNE_RUNTIME__THREADS": "1"}
     probe = ""
@@ -224,18 +226,18 @@ def test_soak(tmp_path: Path, smollm2_path: Path, kill_after_s: tuple[float, ...
         answers.append(answer_of(server, probe))
         server.check_blocks()
         resident, opened = server.resident_bytes(), descriptors(server)
-        samples = []
-        with load(server, ledger, len(kill_after_s)):
-            end = time.monotonic() + last_s
-            while time.monotonic() < end:
-                samples.append(server.resident_bytes())
-                time.sleep(SAMPLE_S)
-        server.check_blocks()
+        samples: list[int] = []
+        for number in range(rounds):
+            with load(server, ledger, len(kill_after_s) + number):
+                time.sleep(ROUND_S)
+            server.check_blocks()
+            samples.append(server.resident_bytes())  # at rest: what runs takes hundreds of MB for a moment
         ledger.check(server)
         answers.append(answer_of(server, probe))
-        assert server.resident_bytes() - resident <= POOL_BYTES + 4 * LEAK_BYTES
+        assert samples[-1] - resident <= POOL_BYTES + WARM_BYTES, samples
         assert descriptors(server) <= opened + SPARE_DESCRIPTORS
-    check_memory(samples)
+    if rounds >= MIN_ROUNDS:
+        check_memory(samples)
     assert len(set(answers)) == 1, answers
     assert answers[0]
 
