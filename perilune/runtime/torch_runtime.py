@@ -281,7 +281,7 @@ class _PassSize:
         self._matrix = weights.layers[0].gate_up
         self._input = torch.zeros(_PROBE_ROWS, self._matrix.cols, dtype=self._matrix.dtype)
         self._best_s = float("inf")
-        for _ in range(3):
+        for _ in range(10):
             self.probe()
 
     @property
