@@ -156,7 +156,7 @@ class Scheduler:
                 sequence.computed
             ):
                 return
-            chunk = self._controller.chunk(sequence.computed, budget)
+            chunk = self._controller.chunk(sequence.computed, budget, sequence.remaining)
             size = sequence.next_chunk(min(tokens, chunk))
             if size > 0 and self._plan_slice(sequence, size, slices):
                 spent_s = self._controller.predict_s(sequence.computed, size)

@@ -81,3 +81,15 @@ def test_chunks_never_leave_one_token(limit: int, tokens: int, done: int) -> Non
     assert 0 <= size <= min(limit, subject.remaining)
     assert left != 1
     assert size > 0 or limit < 2
+
+
+def test_a_lone_prompt_is_cut_evenly() -> None:
+    """No small last step: each costs nearly as much as a large one."""
+    controller = ChunkController(EngineLimits(), initial_tokens_per_s=1000.0)
+    budget = ChunkBudget(1.0, 1, solo=True)
+    for remaining in range(2, 9000, 97):
+        size = controller.chunk(0, budget, remaining)
+        steps = -(-remaining // size)
+        assert size <= 1.25 * 1000 + 32
+        assert size * steps - remaining < 32 * steps
+    assert controller.chunk(0, ChunkBudget(1.0, 1, solo=False), 2048) == 992
