@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +114,7 @@ def _open_kv(settings: Settings, telemetry: Telemetry) -> DiskKVStore | None:
 def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
     from perilune.runtime.loader import load_model
 
-    return load_model(
+    loaded = load_model(
         files.path,
         dtype=settings.model.dtype,
         decode_weights=settings.model.decode_weights,
@@ -121,6 +122,11 @@ def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
         threads=settings.runtime.threads,
         model_id=files.card.name,
     )
+    if settings.runtime.cache_warmup:
+        # A restored document is half as late when its pages are there; meanwhile the rest of the start goes on.
+        window = loaded.runtime.max_context_tokens
+        threading.Thread(target=loaded.runtime.populate_pool, args=(window,), name="pool", daemon=True).start()
+    return loaded
 
 
 def _open_store(settings: Settings) -> Store:

@@ -156,14 +156,19 @@ class EngineLoop:
                 self._answers.discard(answer)
 
     def stats(self) -> EngineStats:
-        """See `service.ports.Engine`. As of the last step, and what arrived since."""
+        """See `service.ports.Engine`. As of the last step, what arrived since, and without the cancelled ones that
+        the running step does nothing for: their blocks come back at its end."""
         with self._lock:
+            gone = [
+                self._live[i] for i in self._cancelled - self._arriving if i in self._live and i not in self._step
+            ]
+            stopped = sum(sequence.admitted for sequence in gone)
             arriving = [self._live[seq_id] for seq_id in self._arriving]
             queued = sum(s.target for s in arriving if s.service_class == ServiceClass.P0_INTERACTIVE)
             now = self._published
             return EngineStats(
-                now.running,
-                now.waiting + len(arriving),
+                max(0, now.running - stopped),
+                max(0, now.waiting + len(arriving) - (len(gone) - stopped)),
                 now.queued_prefill_tokens + queued,
                 now.free_blocks,
                 now.total_blocks,

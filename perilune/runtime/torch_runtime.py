@@ -21,6 +21,7 @@ import torch
 from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
 from perilune.errors import InvalidStateError
 from perilune.kernels.interface import MAX_DECODE_ROWS, Kernels, KVLayout, RaggedBatch
+from perilune.kernels.memory import populate
 from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.models.decoder import Decoder
 from perilune.runtime.mri import (
@@ -113,6 +114,14 @@ class TorchRuntime:
     def pass_rows(self) -> int:
         """Prompt tokens of one pass through the layers; chunks half as long again or longer run as several."""
         return self._pass.rows
+
+    def populate_pool(self, num_tokens: int) -> None:
+        """Take the RAM of the blocks that are given out first, enough for `num_tokens`, before they are needed.
+
+        May run beside anything; content is untouched.
+        """
+        num_bytes = self._spec.blocks_for(num_tokens) * self._spec.block_bytes
+        populate(self._pool.data[:num_bytes])
 
     # ------------------------------------------------------------------------------------------------ contexts
 
