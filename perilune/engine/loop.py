@@ -156,12 +156,12 @@ class EngineLoop:
                 self._answers.discard(answer)
 
     def stats(self) -> EngineStats:
-        """See `service.ports.Engine`. As of the last step, what arrived since, and without the cancelled ones that
-        the running step does nothing for: their blocks come back at its end."""
+        """See `service.ports.Engine`. As of the last step, what arrived since, and without the cancelled ones. A
+        step that is being abandoned for them still counts them. Any other holds at most `_CANCELLED_WORK_S` of
+        theirs (a decoded token, a small chunk); their blocks come back at its end."""
         with self._lock:
-            gone = [
-                self._live[i] for i in self._cancelled - self._arriving if i in self._live and i not in self._step
-            ]
+            busy = self._step.keys() if self._flag.is_set() else ()
+            gone = [self._live[i] for i in self._cancelled - self._arriving if i in self._live and i not in busy]
             stopped = sum(sequence.admitted for sequence in gone)
             arriving = [self._live[seq_id] for seq_id in self._arriving]
             queued = sum(s.target for s in arriving if s.service_class == ServiceClass.P0_INTERACTIVE)

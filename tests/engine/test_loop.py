@@ -445,3 +445,23 @@ def test_stats_count_what_lies_ahead_of_a_question(start: Start) -> None:
         listener.wait()
     assert running.engine.stats().queued_prefill_tokens == 0
     assert isinstance(batch.events[-1], EngineFinished)
+
+
+def test_a_cancelled_sequence_stops_counting_at_once(start: Start) -> None:
+    """Also while a long step of somebody else runs, which is not abandoned for it."""
+
+    def measure(turn: int) -> float:
+        running = start(FakeRuntime(num_blocks=512, prefill_s=0.002, decode_s=0.001))
+        running.engine.submit(spec("chat", text(1, 40), new=10_000), Listener())
+        running.submit(spec("long", text(2, 3000 + turn), new=1))
+        while running.engine.stats().running < 2:
+            time.sleep(0.002)
+        cancelled_s = time.perf_counter()
+        running.engine.cancel("chat")
+        while running.engine.stats().running > 1:
+            time.sleep(0.001)
+        taken_s = time.perf_counter() - cancelled_s
+        running.engine.cancel("long")
+        return taken_s
+
+    repeat(measure)
