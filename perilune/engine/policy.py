@@ -123,7 +123,8 @@ class ChunkController:
         """Prompt tokens that fit a budget, in whole blocks.
 
         Where nobody waits, the `remaining` tokens are cut evenly, at up to `STRETCH` times the budget: a small last
-        step costs nearly as much as a large one (2,048 tokens as 1,056 + 768 + 224: 5 % longer than 1,024 twice).
+        step costs nearly as much as a large one (2,048 tokens as 1,056 + 768 + 224 took 5 % longer than as
+        1,280 + 768, in single readings).
         """
         rate = self.prefill_s(context_tokens)
         last = self._last.get(budget.solo)
