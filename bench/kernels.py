@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.machine import calibrate, describe
 from bench.report import Bar, Result, compare, finish, parse_options
-from perilune.kernels import load
+from perilune.kernels.select import load
 from perilune.kernels.interface import (
     DecodeLayer,
     DecodeModel,

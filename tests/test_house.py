@@ -37,6 +37,7 @@ TORCH_FREE = [
     "perilune.engine.scheduler",
     "perilune.runtime.mri",
     "perilune.runtime.kv.spec",
+    "perilune.kernels.tiers",
     "perilune.memory.library",
     "perilune.service.planner",
     "perilune.cli.main",

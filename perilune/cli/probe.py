@@ -28,7 +28,7 @@ def probe(model: Path | None, dtype: str, decode_weights: str) -> dict[str, obje
     """Facts as JSON values. A model that can't be read gives `model_error` and `model_hint`."""
     import torch
 
-    from perilune.kernels import load
+    from perilune.kernels.select import load
 
     kernels = load(1)
     found: dict[str, object] = {

@@ -19,6 +19,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from perilune.kernels.tiers import AttentionPolicy, SegmentLayout
+
 BLOCK_TOKENS = 32
 """Tokens of a KV block, and columns that share one quantisation scale."""
 
@@ -66,6 +68,46 @@ class KVPool:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentPool:
+    """Slots for closed segments (see `tiers`). `summaries`: uint8 [slots * layout.segment_summary_bytes], always resident.
+
+    `payloads`: int64 [slots], the address of each slot's payload (layout.segment_payload_bytes long, aligned to 64), in
+    RAM or in a mapped file; 0: the slot is empty. Whoever writes an address keeps its memory alive.
+    """
+
+    layout: SegmentLayout
+    summaries: torch.Tensor
+    payloads: torch.Tensor
+
+    @property
+    def num_slots(self) -> int:
+        return self.payloads.numel()
+
+
+ATTENTION_STATS = ("exact_mass", "selected_mass", "summary_mass", "border_mass", "entropy", "exact_tokens")
+"""What a decode row reports of one layer: means over query heads of the share of (estimated) attention mass that fell on
+sinks, bf16 blocks and outliers; on selected units; on summaries; on summaries of the segments that reach within twice the
+exact zone; the entropy of the row's weights over log of its tokens (0 … 1); and tokens read exactly, by one KV head."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBatch:
+    """The closed segments of a batch's sequences. `tables`: int32 [S, max_segments], slots; `counts`: int32 [S].
+
+    Sequence s has `counts[s]` closed segments, all before the first of its rows here. Of their bf16 blocks only the
+    sinks' are read; the others' entries in the block table may be -1. Layers with a sliding window of their own read
+    bf16 blocks only: the caller keeps those that the window reaches. `policies` steer decode rows, one a sequence;
+    prefill rows read every unit. `stats`: fp32 [S, layers, len(ATTENTION_STATS)], written by decode, or None.
+    """
+
+    pool: SegmentPool
+    tables: torch.Tensor
+    counts: torch.Tensor
+    policies: tuple[AttentionPolicy, ...]
+    stats: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RaggedBatch:
     """The sequences of one call, made once a step and used by every layer.
 
@@ -78,6 +120,7 @@ class RaggedBatch:
     cu_q: torch.Tensor
     kv_lengths: torch.Tensor
     block_tables: torch.Tensor
+    segments: SegmentBatch | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -293,6 +336,23 @@ class Kernels(Protocol):
         """The same for one row a sequence: q [S, Hq, D] -> [S, Hq, D], same dtype. KV is split over
         threads and merged by log-sum-exp (Flash-Decoding), so results depend on the number of threads in
         the last bits."""
+        ...
+
+    # ------------------------------------------------------------------------------------- closed segments
+
+    def allocate_segments(self, layout: SegmentLayout, num_slots: int) -> SegmentPool:
+        """A pool of empty slots. Pages cost RAM when first written."""
+        ...
+
+    def close_records(
+        self, source: KVPool, blocks: torch.Tensor, pool: SegmentPool, slot: int, first: int, count: int
+    ) -> None:
+        """Make records `first` … `first + count - 1` of a slot out of 64 bf16 blocks of KV, in prompt order.
+
+        blocks: int32 [64]; entries 0 and 1 are -1 for a sequence's first segment (the sinks stay out). The slot has a
+        payload address. Deterministic: the bytes depend on the KV alone, not on threads or on how records are
+        split over calls.
+        """
         ...
 
     # ------------------------------------------------------------------------------------- packed weights

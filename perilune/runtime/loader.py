@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import xxhash
 
-from perilune import kernels as kernel_choice
+from perilune.kernels import select as kernel_choice
 from perilune.core import BLOCK_TOKENS
 from perilune.errors import ConfigError, Overloaded
 from perilune.kernels.interface import Kernels, PackedLinear

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perilune.kernels import load
+from perilune.kernels.select import load
 from perilune.kernels.build import library_path, main
 from perilune.kernels.native import Level, NativeKernels
 from perilune.kernels.reference import ReferenceKernels

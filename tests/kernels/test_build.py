@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from perilune.kernels import build, load, openmp
+from perilune.kernels import build, openmp
+from perilune.kernels.select import load
 from perilune.kernels.memory import Arena, zeroed_bytes
 from perilune.kernels.native import NativeKernels
 from perilune.kernels.reference import ReferenceKernels

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from perilune import kernels as kernel_choice
+from perilune.kernels import select as kernel_choice
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.gguf_file import GGUFFile

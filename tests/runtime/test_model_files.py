@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perilune import kernels as kernel_choice
+from perilune.kernels import select as kernel_choice
 from perilune.errors import ConfigError, Overloaded, UnsupportedModel
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perilune import kernels as kernel_choice
+from perilune.kernels import select as kernel_choice
 from perilune.core import SamplingParams
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.checkpoint import open_checkpoint
