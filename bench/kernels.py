@@ -19,7 +19,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.machine import calibrate, describe
 from bench.report import Bar, Result, compare, finish, parse_options
-from perilune.kernels.select import load
 from perilune.kernels.interface import (
     DecodeLayer,
     DecodeModel,
@@ -31,6 +30,7 @@ from perilune.kernels.interface import (
     RaggedBatch,
     RopeTable,
 )
+from perilune.kernels.select import load
 
 BARS = {
     "prefill_vs_gemm": Bar(at_least=0.4),

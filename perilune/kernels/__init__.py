@@ -1,1 +1,1 @@
-"""Arithmetic on the CPU behind one interface: native C11 where it was built, PyTorch otherwise. `select` chooses."""
+"""Arithmetic on the CPU behind one interface: native C11 where it was built, else PyTorch; `select` chooses."""

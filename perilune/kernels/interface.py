@@ -69,10 +69,11 @@ class KVPool:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPool:
-    """Slots for closed segments (see `tiers`). `summaries`: uint8 [slots * layout.segment_summary_bytes], always resident.
+    """Slots for closed segments (see `tiers`). `summaries`: uint8 [slots * layout.segment_summary_bytes], always
+    resident.
 
-    `payloads`: int64 [slots], the address of each slot's payload (layout.segment_payload_bytes long, aligned to 64), in
-    RAM or in a mapped file; 0: the slot is empty. Whoever writes an address keeps its memory alive.
+    `payloads`: int64 [slots], the address of each slot's payload (layout.segment_payload_bytes long, aligned to
+    64), in RAM or in a mapped file; 0: the slot is empty. Whoever writes an address keeps its memory alive.
     """
 
     layout: SegmentLayout
@@ -85,9 +86,10 @@ class SegmentPool:
 
 
 ATTENTION_STATS = ("exact_mass", "selected_mass", "summary_mass", "border_mass", "entropy", "exact_tokens")
-"""What a decode row reports of one layer: means over query heads of the share of (estimated) attention mass that fell on
-sinks, bf16 blocks and outliers; on selected units; on summaries; on summaries of the segments that reach within twice the
-exact zone; the entropy of the row's weights over log of its tokens (0 … 1); and tokens read exactly, by one KV head."""
+"""What a decode row reports of one layer: means over query heads of the share of (estimated) attention mass that
+fell on sinks, bf16 blocks and outliers; on selected units; on summaries; on summaries of the segments that reach
+within twice the exact zone; the entropy of the row's weights over log of its tokens (0 … 1); and tokens read
+exactly, by one KV head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +97,10 @@ class SegmentBatch:
     """The closed segments of a batch's sequences. `tables`: int32 [S, max_segments], slots; `counts`: int32 [S].
 
     Sequence s has `counts[s]` closed segments, all before the first of its rows here. Of their bf16 blocks only the
-    sinks' are read; the others' entries in the block table may be -1. Layers with a sliding window of their own read
-    bf16 blocks only: the caller keeps those that the window reaches. `policies` steer decode rows, one a sequence;
-    prefill rows read every unit. `stats`: fp32 [S, layers, len(ATTENTION_STATS)], written by decode, or None.
+    sinks' are read; the others' entries in the block table may be -1. Layers with a sliding window of their own
+    read bf16 blocks only: the caller keeps those that the window reaches. `policies` steer decode rows, one a
+    sequence; prefill rows read every unit. `stats`: fp32 [S, layers, len(ATTENTION_STATS)], written by decode, or
+    None.
     """
 
     pool: SegmentPool
@@ -349,8 +352,8 @@ class Kernels(Protocol):
     ) -> None:
         """Make records `first` … `first + count - 1` of a slot out of 64 bf16 blocks of KV, in prompt order.
 
-        blocks: int32 [64]; entries 0 and 1 are -1 for a sequence's first segment (the sinks stay out). The slot has a
-        payload address. Deterministic: the bytes depend on the KV alone, not on threads or on how records are
+        blocks: int32 [64]; entries 0 and 1 are -1 for a sequence's first segment (the sinks stay out). The slot has
+        a payload address. Deterministic: the bytes depend on the KV alone, not on threads or on how records are
         split over calls.
         """
         ...

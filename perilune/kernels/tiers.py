@@ -11,8 +11,8 @@ head) of it becomes one *record*:
                        RoPE is in the keys)
     8 groups           of 16 neighbouring units: the index's upper level
 
-A record has a summary part, always resident, and a payload that may lie on disk (COLD). Offsets are in `SegmentLayout`;
-every array starts at a multiple of 64 bytes.
+A record has a summary part, always resident, and a payload that may lie on disk (COLD). Offsets are in
+`SegmentLayout`; every array starts at a multiple of 64 bytes.
 
     summary  unit_k        s8  [8 groups][D/4][16 units][4]   mean key of a unit = unit_k_scale * value
              unit_k_scale  f16 [128]
@@ -31,9 +31,9 @@ every array starts at a multiple of 64 bytes.
              v             s8  [128 units][4][D][4]          rotated value = v_scale * value
              v_scale       f16 [128 units][16]               per token
 
-"Rotated" is the normalised Walsh-Hadamard transform of the head's dimensions, in runs of the largest power of two that
-divides D: a sum of rotated values is rotated back once (the transform is its own inverse). Source of the codec and of
-the measured alternatives: KIVI (arXiv 2402.02750) for the axes, QuaRot (arXiv 2404.00456) for the rotation.
+"Rotated" is the normalised Walsh-Hadamard transform of the head's dimensions, in runs of the largest power of two
+that divides D: a sum of rotated values is rotated back once (the transform is its own inverse). Source of the codec
+and of the measured alternatives: KIVI (arXiv 2402.02750) for the axes, QuaRot (arXiv 2404.00456) for the rotation.
 """
 
 from __future__ import annotations
@@ -116,13 +116,14 @@ class SegmentLayout:
 class AttentionPolicy:
     """How one sequence's decode rows read closed segments (spec R5, R8). Bytes of KV never depend on it.
 
-    A row reads exactly: the sinks, every bf16 block, the outliers, and the selected units. `window_tokens` is the local
-    window: a closed segment that reaches into it is read whole. The units not selected enter through their means with
-    bias log n + log `summary_weight` (0: they are left out). `sparse` off reads every unit (the INT8 dense form), as do
-    contexts of at most `dense_tokens`, and the first `dense_layers` layers of contexts of at most `dense_layer_tokens`;
-    beyond that those layers get four times the budget. With `top_p` 1.0 or more the budget is `topk_units` units; below,
-    it is the smallest set of units that holds that share of the far mass, between `min_units` and `max_units`.
-    Contexts from `two_level_tokens` on score groups first, and open those that hold `group_share` of the far mass.
+    A row reads exactly: the sinks, every bf16 block, the outliers, and the selected units. `window_tokens` is the
+    local window: a closed segment that reaches into it is read whole. The units not selected enter through their
+    means with bias log n + log `summary_weight` (0: they are left out). `sparse` off reads every unit (the INT8
+    dense form), as do contexts of at most `dense_tokens`, and the first `dense_layers` layers of contexts of at
+    most `dense_layer_tokens`; beyond that those layers get four times the budget. With `top_p` 1.0 or more the
+    budget is `topk_units` units; below, it is the smallest set of units that holds that share of the far mass,
+    between `min_units` and `max_units`. Contexts from `two_level_tokens` on score groups first, and open those that
+    hold `group_share` of the far mass.
     """
 
     sparse: bool = True

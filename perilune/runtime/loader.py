@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 import xxhash
 
-from perilune.kernels import select as kernel_choice
 from perilune.core import BLOCK_TOKENS
 from perilune.errors import ConfigError, Overloaded
+from perilune.kernels import select as kernel_choice
 from perilune.kernels.interface import Kernels, PackedLinear
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.chat_template import JinjaChatTemplate, load_chat_template

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from perilune.kernels.select import load
 from perilune.kernels.build import library_path, main
 from perilune.kernels.native import Level, NativeKernels
 from perilune.kernels.reference import ReferenceKernels
+from perilune.kernels.select import load
 
 LEVEL_NAMES: dict[Level, str] = {"avx512": "AVX-512", "avx2": "AVX2", "portable": "portable"}
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from perilune.kernels import build, openmp
-from perilune.kernels.select import load
 from perilune.kernels.memory import Arena, zeroed_bytes
 from perilune.kernels.native import NativeKernels
 from perilune.kernels.reference import ReferenceKernels
+from perilune.kernels.select import load
 
 
 def test_one_openmp_runtime(native: NativeKernels) -> None:

@@ -16,8 +16,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perilune.kernels import select as kernel_choice
 from perilune.errors import ConfigError, Overloaded, UnsupportedModel
+from perilune.kernels import select as kernel_choice
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.dense import DenseMatrix

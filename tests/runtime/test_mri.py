@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perilune.kernels import select as kernel_choice
 from perilune.core import SamplingParams
+from perilune.kernels import select as kernel_choice
 from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.mri import CancelFlag, SequenceSlice, StepAbandoned, StepPlan
