@@ -20,12 +20,19 @@ from perilune.kernels.interface import (
     QKNorm,
     RaggedBatch,
     RopeTable,
+    SegmentBatch,
+    SegmentPool,
 )
 
 KINDS: dict[PackedKind, int] = {"q4": 0, "int8": 1, "bf16": 2}
 GGUF_KINDS: dict[GgufKind, int] = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q8_0": 3}
 ACTS: dict[Act, int] = {"silu": 0, "gelu_tanh": 1}
 MAX_PARTS = 3
+SUMMARY_ARRAYS = (
+    *("unit_k", "unit_k_scale", "unit_v", "unit_v_scale", "unit_n"),
+    *("group_k", "group_v", "group_n", "outlier_k", "outlier_v", "outlier_n"),
+)
+PAYLOAD_ARRAYS = ("k", "k_scale", "k_zero", "v", "v_scale")
 
 OK, CANCELLED, BAD_BATCH, NO_MEMORY = range(4)
 
@@ -49,6 +56,28 @@ class Pool(Structure):
     ]
 
 
+class RecordLayout(Structure):
+    _fields_ = [(name, c_int32) for name in (*SUMMARY_ARRAYS, "summary_bytes", *PAYLOAD_ARRAYS, "payload_bytes")]
+
+
+class SegmentSlots(Structure):
+    """`segment_pool` of kernels.h."""
+
+    _fields_ = [
+        ("summaries", c_void_p),
+        ("payloads", c_void_p),
+        ("at", RecordLayout),
+        ("num_slots", c_int32),
+        ("num_layers", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+    ]
+
+
+class Segments(Structure):
+    _fields_ = [("pool", SegmentSlots), ("tables", c_void_p), ("counts", c_void_p), ("max_segments", c_int32)]
+
+
 class Batch(Structure):
     _fields_ = [
         ("cu_q", c_void_p),
@@ -56,6 +85,7 @@ class Batch(Structure):
         ("block_tables", c_void_p),
         ("num_sequences", c_int32),
         ("max_blocks", c_int32),
+        ("closed", POINTER(Segments)),
     ]
 
 
@@ -168,7 +198,30 @@ def batch(rows: RaggedBatch) -> Batch:
         address(rows.block_tables, torch.int32, sequences, -1),
         sequences,
         rows.block_tables.shape[1],
+        None if rows.segments is None else ctypes.pointer(segments(rows.segments, sequences)),
     )
+
+
+def segment_pool(source: SegmentPool) -> SegmentSlots:
+    layout = source.layout
+    summary, payload = layout.summary_offsets, layout.payload_offsets
+    offsets = [*(summary[name] for name in SUMMARY_ARRAYS), summary["end"]]
+    offsets += [*(payload[name] for name in PAYLOAD_ARRAYS), payload["end"]]
+    return SegmentSlots(
+        address(source.summaries, torch.uint8, source.num_slots * layout.segment_summary_bytes),
+        address(source.payloads, torch.int64, source.num_slots),
+        RecordLayout(*offsets),
+        source.num_slots,
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+    )
+
+
+def segments(source: SegmentBatch, sequences: int) -> Segments:
+    tables = address(source.tables, torch.int32, sequences, -1)
+    counts = address(source.counts, torch.int32, sequences)
+    return Segments(segment_pool(source.pool), tables, counts, source.tables.shape[1])
 
 
 def heads(shape: HeadShape, kv: KVPool, layer: int) -> Heads:

@@ -142,16 +142,42 @@ static void attend_tile(const kernel_ops *ops, workspace *space, int groups, kv_
 
 /* --------------------------------------------------------------------------------------------- the batch */
 
+static int segments_are_valid(const batch *rows, int s, int64_t first_position) {
+    const segments *closed = rows->closed;
+    int64_t count = closed->counts[s];
+    if (count < 0 || count > closed->max_segments || count * SEGMENT_TOKENS > first_position) return 0;
+    for (int64_t i = 0; i < count; i++) {
+        int32_t slot = closed->tables[(int64_t)s * closed->max_segments + i];
+        if (slot < 0 || slot >= closed->pool.num_slots || !closed->pool.payloads[slot]) return 0;
+    }
+    return 1;
+}
+
 int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions) {
     for (int s = 0; s < rows->num_sequences; s++) {
         int64_t count = (int64_t)rows->cu_q[s + 1] - rows->cu_q[s], length = rows->kv_lengths[s];
-        int64_t blocks = (length + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
+        int64_t blocks = (length + BLOCK_TOKENS - 1) / BLOCK_TOKENS, released = 0;
         if (rows->cu_q[s] < 0 || count < 0 || length < count || blocks > rows->max_blocks) return 0;
         if (max_positions && length > max_positions) return 0;
+        if (rows->closed) {
+            if (!segments_are_valid(rows, s, length - count)) return 0;
+            released = (int64_t)rows->closed->counts[s] * SEGMENT_BLOCKS;
+        }
         for (int64_t b = 0; b < blocks; b++) {
             int32_t block = rows->block_tables[(int64_t)s * rows->max_blocks + b];
+            if (block == -1 && b >= SINK_BLOCKS && b < released) continue;
             if (block < 0 || block >= kv->num_blocks) return 0;
         }
+    }
+    return 1;
+}
+
+int window_is_kept(const batch *rows, int window) {
+    for (int s = 0; s < rows->num_sequences && rows->closed && window > 0; s++) {
+        int64_t first = (int64_t)rows->kv_lengths[s] - (rows->cu_q[s + 1] - rows->cu_q[s]) - window + 1;
+        int64_t begin = first > 0 ? first / TILE_TOKENS * TILE_BLOCKS : 0; /* whole tiles are read */
+        for (int64_t b = begin; b * BLOCK_TOKENS < rows->kv_lengths[s]; b++)
+            if (rows->block_tables[(int64_t)s * rows->max_blocks + b] < 0) return 0;
     }
     return 1;
 }

@@ -23,6 +23,13 @@
 #define TILE_TOKENS (TILE_BLOCKS * BLOCK_TOKENS)
 #define PART_TILES 4 /* of a sequence's KV that one thread attends at a time at decode */
 #define MAX_PARTS 3
+#define UNIT_TOKENS 16 /* of closed segments, see tiers.py */
+#define SEGMENT_TOKENS 2048
+#define SEGMENT_UNITS 128
+#define SEGMENT_GROUPS 8
+#define SEGMENT_BLOCKS (SEGMENT_TOKENS / BLOCK_TOKENS)
+#define OUTLIERS 16
+#define SINK_BLOCKS 2
 #define MASKED (-1e30f) /* score of a key that a row doesn't see; finite, so that no NaN arises */
 
 enum { KIND_Q4 = 0, KIND_INT8 = 1, KIND_BF16 = 2 };
@@ -40,9 +47,31 @@ typedef struct pool {
     int32_t num_kv_heads, head_dim;
 } pool;
 
+/* Byte offsets in a record's two parts: SegmentLayout's, in its order. */
+typedef struct record_layout {
+    int32_t unit_k, unit_k_scale, unit_v, unit_v_scale, unit_n, group_k, group_v, group_n, outlier_k, outlier_v, outlier_n;
+    int32_t summary_bytes;
+    int32_t k, k_scale, k_zero, v, v_scale;
+    int32_t payload_bytes;
+} record_layout;
+
+typedef struct segment_pool {
+    uint8_t *summaries;
+    const int64_t *payloads; /* addresses; 0: the slot is empty */
+    record_layout at;
+    int32_t num_slots, num_layers, num_kv_heads, head_dim;
+} segment_pool;
+
+typedef struct segments { /* the closed segments of a batch's sequences */
+    segment_pool pool;
+    const int32_t *tables, *counts; /* [S][max_segments] slots; [S] */
+    int32_t max_segments;
+} segments;
+
 typedef struct batch {
     const int32_t *cu_q, *kv_lengths, *block_tables;
     int32_t num_sequences, max_blocks;
+    const segments *closed; /* NULL: none */
 } batch;
 
 typedef struct heads {
@@ -167,6 +196,7 @@ int64_t attention_scratch_bytes(const heads *shape);
 void decode_partials(const decode_job *job, phase *at, int thread);
 void decode_merge(const decode_job *job, int sequence, int q_head, float *out);
 int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* 0: no limit of positions */
+int window_is_kept(const batch *rows, int window); /* no block that a row's window (0: none) reaches was released */
 int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* and one row a sequence */
 
 /* rows.c: norm, rotate and store the heads begin … end-1 (q heads, k heads, v heads) of one row; `qkv` is overwritten */
@@ -185,6 +215,20 @@ void rope_store_heads(const rope_job *job, float *qkv, int sequence, int positio
 static inline uint8_t *kv_half(const pool *kv, int layer, int value, int32_t block, int head) {
     int64_t head_bytes = (int64_t)kv->head_dim * BLOCK_TOKENS * 2;
     return kv->data + block * kv->block_bytes + (2 * layer + value) * kv->half_bytes + head * head_bytes;
+}
+
+static inline int closed_count(const batch *rows, int sequence) {
+    return rows->closed ? rows->closed->counts[sequence] : 0;
+}
+
+static inline uint8_t *record_summary(const segment_pool *pool, int slot, int layer, int head) {
+    int64_t record = (int64_t)layer * pool->num_kv_heads + head, records = (int64_t)pool->num_layers * pool->num_kv_heads;
+    return pool->summaries + (slot * records + record) * pool->at.summary_bytes;
+}
+
+static inline uint8_t *record_payload(const segment_pool *pool, int slot, int layer, int head) {
+    int64_t record = (int64_t)layer * pool->num_kv_heads + head;
+    return (uint8_t *)(intptr_t)pool->payloads[slot] + record * pool->at.payload_bytes;
 }
 
 static inline float half_to_float(uint16_t half) {
