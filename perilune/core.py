@@ -25,6 +25,13 @@ class ServiceClass(IntEnum):
     P2_BATCH = 2
 
 
+class KVPolicy(StrEnum):
+    """How a sequence's KV is kept (spec R4). KV of the two is never exchanged."""
+
+    FULL = "full"  # every token at full precision
+    TIERED = "tiered"  # recent tokens at full precision, older ones INT8 in RAM and on disk
+
+
 class ContextPolicy(StrEnum):
     """What a caller allows the planner to do with the offered context (spec C3)."""
 
@@ -197,6 +204,8 @@ class SequenceSpec:
     `persist_owner` names who owns them on disk (a file id), None keeps them in RAM only; `persist_tokens` limits
     what goes to disk to that many leading tokens (a document, not the talk about it), None: all shared ones.
     A spec with `prefill_only` samples nothing and finishes when its prompt is computed (ingest).
+    `kv_policy` decides how KV is kept, and belongs to what `salt` was made of; `preset` names how tiered KV is read
+    while decoding.
     """
 
     seq_id: str
@@ -210,6 +219,8 @@ class SequenceSpec:
     persist_owner: str | None = None
     persist_tokens: int | None = None
     prefill_only: bool = False
+    kv_policy: KVPolicy = KVPolicy.FULL
+    preset: str = "general"
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perilune.core import BLOCK_TOKENS
+from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS
 
 KV_FORMAT_VERSION = 1
 """Raise when the bytes of a block change meaning; old blocks then never match."""
@@ -30,6 +31,9 @@ BlockHash = bytes
 """32 bytes naming a block by all tokens up to its end, and by everything its bytes depend on."""
 
 KVDtype = Literal["bf16", "fp32"]
+
+TIER_FORMAT_VERSION = 1
+"""Raise when the bytes of a closed segment change meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +67,57 @@ class KVSpec:
         return -(-num_tokens // BLOCK_TOKENS)
 
 
-def tenant_salt(tenant_secret: bytes, spec: KVSpec) -> bytes:
-    """The seed of a tenant's hash chain: tenants with different secrets never share a block (spec X2)."""
-    policy = f"{spec.fingerprint}|{spec.dtype}|v{KV_FORMAT_VERSION}".encode()
-    return hmac.new(tenant_secret, policy, hashlib.sha256).digest()
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """Shape of a runtime's KV tiers (spec R4). Bytes are those of one closed segment.
+
+    A closed segment has a *slot* (its resident summaries) and its payload lies in a *frame*: WARM in RAM, COLD in a
+    mapped file. `records` is how many pieces a segment is closed in. bf16 blocks of a segment are needed until the
+    position is `hot_tokens`, a whole number of segments, past its end; the first `sink_tokens` for good.
+    """
+
+    records: int
+    summary_bytes: int
+    payload_bytes: int
+    slots: int
+    warm_frames: int
+    cold_frames: int
+    hot_tokens: int = SEGMENT_TOKENS
+    segment_tokens: int = SEGMENT_TOKENS
+    sink_tokens: int = SINK_TOKENS
+
+    @property
+    def segment_blocks(self) -> int:
+        return self.segment_tokens // BLOCK_TOKENS
+
+    @property
+    def sink_blocks(self) -> int:
+        return self.sink_tokens // BLOCK_TOKENS
+
+    @property
+    def policy(self) -> str:
+        """What KV bytes of tiered sequences depend on, beside the model."""
+        shape = f"{self.segment_tokens}/{self.sink_tokens}/{self.hot_tokens}"
+        return f"tiered|{shape}|v{TIER_FORMAT_VERSION}"
+
+
+def tenant_salt(tenant_secret: bytes, spec: KVSpec, tiers: TierSpec | None = None) -> bytes:
+    """The seed of a tenant's hash chain: tenants with different secrets never share a block (spec X2), nor do
+    sequences whose KV is tiered (`tiers`) and those whose KV is not."""
+    policy = f"{spec.fingerprint}|{spec.dtype}|v{KV_FORMAT_VERSION}"
+    if tiers is not None:
+        policy += f"|{tiers.policy}"
+    return hmac.new(tenant_secret, policy.encode(), hashlib.sha256).digest()
 
 
 def block_hashes(token_ids: Sequence[int], salt: bytes) -> list[BlockHash]:
     """Chained hashes of the whole blocks of a token stream; the ragged tail has none."""
     return list(_chain(token_ids, salt))
+
+
+def segment_names(end_hash: BlockHash, parts: int) -> list[BlockHash]:
+    """Names of a closed segment's `parts` on disk; `end_hash` is the chained hash of its last block."""
+    return [hashlib.blake2b(bytes([part]), key=end_hash, digest_size=32).digest() for part in range(parts)]
 
 
 def _chain(token_ids: Sequence[int], salt: bytes) -> Iterator[BlockHash]:
