@@ -20,6 +20,7 @@ typedef struct workspace { /* one thread's */
     uint32_t *q;
     float *acc, *sum;
     uint16_t *tail, *zeros; /* one block of V without stale slots; a block of zeros */
+    uint16_t *units;        /* a tile of closed segments as bf16 */
 } workspace;
 
 static int prefill_tokens(const heads *shape) {
@@ -38,7 +39,7 @@ static int64_t align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 int64_t attention_scratch_bytes(const heads *shape) {
     int64_t rows = max_rows(shape), dim = shape->head_dim;
     return align64(rows * (int64_t)sizeof(row_group)) + align64(rows * dim * 2) + align64(rows * dim * 4) +
-           align64(rows * 64) + 2 * align64(dim * BLOCK_TOKENS * 2);
+           align64(rows * 64) + 2 * align64(dim * BLOCK_TOKENS * 2) + dim * TILE_TOKENS * 4;
 }
 
 static workspace open_workspace(uint8_t *memory, const heads *shape) {
@@ -54,6 +55,7 @@ static workspace open_workspace(uint8_t *memory, const heads *shape) {
     memory += align64(rows * 64);
     space.tail = (uint16_t *)memory;
     space.zeros = (uint16_t *)(memory + align64(dim * BLOCK_TOKENS * 2));
+    space.units = (uint16_t *)(memory + 2 * align64(dim * BLOCK_TOKENS * 2));
     memset(space.zeros, 0, (size_t)(dim * BLOCK_TOKENS * 2));
     return space;
 }
@@ -237,8 +239,15 @@ static void run_item(const prefill_job *job, const prefill_item *item, workspace
     int groups = fold_rows(space, shape, q, item->tokens, item->position, job->window);
     kv_head at = {job->kv, job->rows->block_tables + (int64_t)item->sequence * job->rows->max_blocks, job->layer,
                   item->head, job->rows->kv_lengths[item->sequence]};
-    int last = (item->position + item->tokens - 1) / TILE_TOKENS;
-    for (int tile = space->groups[0].first[0] / TILE_TOKENS; tile <= last; tile++) {
+    int first = space->groups[0].first[0] / TILE_TOKENS, last = (item->position + item->tokens - 1) / TILE_TOKENS;
+    int closed = job->window > 0 ? 0 : closed_count(job->rows, item->sequence);
+    if (closed > 0) {
+        tier_item tiers = {job->ctx->ops, job->kv, job->rows->closed, at.table, space->groups, space->units, job->cancel,
+                           shape->scale * LOG2_E, item->sequence, job->layer, item->head, groups};
+        if (!attend_segments(&tiers)) return;
+        first = closed * (SEGMENT_TOKENS / TILE_TOKENS);
+    }
+    for (int tile = first; tile <= last; tile++) {
         if (job->cancel && *job->cancel) return;
         kv_tile open = open_tile(&at, tile, last, space);
         attend_tile(job->ctx->ops, space, groups, &open, shape->scale * LOG2_E);
@@ -248,7 +257,7 @@ static void run_item(const prefill_job *job, const prefill_item *item, workspace
 
 EXPORT int pk_attention(const context *ctx, const pool *kv, int layer, const batch *rows, const heads *shape, int window,
                  const uint16_t *q, uint16_t *out, const volatile int32_t *cancel) {
-    if (!batch_is_valid(rows, kv, 0)) return STATUS_BAD_BATCH;
+    if (!batch_is_valid(rows, kv, 0) || !window_is_kept(rows, window)) return STATUS_BAD_BATCH;
     int count = list_items(rows, shape, NULL);
     int64_t bytes = align64(attention_scratch_bytes(shape));
     prefill_item *items = malloc(sizeof *items * (size_t)(count + 1));

@@ -40,7 +40,7 @@ class Unit:
 
 def units(machine: str) -> list[Unit]:
     """What to compile for a kind of CPU (`platform.machine()`)."""
-    common = ["api", "attention", "packing", "rows", "step", "isa_generic"]
+    common = ["api", "attention", "packing", "rows", "step", "tier_prefill", "isa_generic"]
     out = [Unit(f"{name}.c", name) for name in common]
     if machine in {"x86_64", "AMD64"}:
         level = ("-DISA_OPS=ops_avx2", '-DISA_NAME="AVX2 + FMA"')

@@ -106,6 +106,14 @@ typedef struct kv_tile {
     int32_t start; /* position of the first token */
 } kv_tile;
 
+/* 16 tokens of a closed segment, as they lie in its payload. */
+typedef struct unit_codes {
+    const uint8_t *k;
+    const uint16_t *k_scale, *k_zero; /* [head_dim] */
+    const int8_t *v;
+    const uint16_t *v_scale; /* [16] */
+} unit_codes;
+
 typedef struct kernel_ops {
     const char *name;
     /* Write row `row` of `rows` into the level's own form, for weights of `kind`; 8 * cols + 64 bytes a row. */
@@ -115,6 +123,8 @@ typedef struct kernel_ops {
                    float *out, int64_t stride);
     /* Fold a KV tile into the group's running softmax. `scale` includes log2(e). */
     void (*attend)(row_group *group, const kv_tile *tile, float scale);
+    /* A unit as bf16, V still rotated: K at 16 tokens of a block ([head_dim / 2][32 tokens][2]), V [8][head_dim][2]. */
+    void (*open_unit)(const unit_codes *unit, int head_dim, uint16_t *k, uint16_t *v);
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float offset, float *out);
     void (*act_mul)(int act, const float *gate, const float *up, int n, float *out);
     void (*add)(const float *delta, int n, float *residual);
@@ -198,6 +208,22 @@ void decode_merge(const decode_job *job, int sequence, int q_head, float *out);
 int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* 0: no limit of positions */
 int window_is_kept(const batch *rows, int window); /* no block that a row's window (0: none) reaches was released */
 int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* and one row a sequence */
+
+/* tier_prefill.c: a run of rows, none of which stands in a closed segment */
+typedef struct tier_item {
+    const kernel_ops *ops;
+    const pool *kv;
+    const segments *closed;
+    const int32_t *blocks; /* the sequence's table */
+    row_group *rows;
+    uint16_t *scratch; /* K and V of a tile */
+    const volatile int32_t *cancel;
+    float scale; /* includes log2(e) */
+    int32_t sequence, layer, head, groups;
+} tier_item;
+
+int attend_segments(const tier_item *item); /* 0: cancelled */
+void rotate_values(float *x, int dim);
 
 /* rows.c: norm, rotate and store the heads begin … end-1 (q heads, k heads, v heads) of one row; `qkv` is overwritten */
 typedef struct rope_job {

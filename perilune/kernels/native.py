@@ -27,9 +27,11 @@ from perilune.kernels.interface import (
     QKNorm,
     RaggedBatch,
     RopeTable,
+    SegmentPool,
 )
 from perilune.kernels.memory import Arena, zeroed_bytes
 from perilune.kernels.packing import TILE_BLOCK_BYTES, check_gguf, check_matrix
+from perilune.kernels.tiers import SegmentLayout
 
 Level = Literal["portable", "avx2", "avx512"]
 _LEVELS: dict[Level, int] = {"portable": 0, "avx2": 1, "avx512": 2}
@@ -90,20 +92,24 @@ class NativeKernels:
         self._c.pk_rms_norm(self._context, source, is_bf16, scale, rows, n, eps, offset, target, out_bf16)
         return out
 
-    def add_(
+    def add_norm_(
         self,
         residual: torch.Tensor,
         delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
         *,
         post_norm: torch.Tensor | None = None,
-        eps: float = 0.0,
-        offset: float = 0.0,
-    ) -> None:
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> torch.Tensor:
         rows, n = residual.shape
         target = abi.address(residual, torch.float32, rows, n)
         source, is_bf16 = abi.number_address(delta, rows, n)
-        norm = abi.optional(post_norm, n)
-        self._c.pk_add(self._context, target, source, is_bf16, rows, n, norm, eps, offset)
+        first, second = abi.optional(post_norm, n), abi.address(weight, torch.float32, n)
+        out = torch.empty(rows, n, dtype=out_dtype)
+        normed, out_bf16 = abi.number_address(out, rows, n)
+        self._c.pk_add_norm(self._context, target, source, is_bf16, first, second, rows, n, eps, normed, out_bf16)
+        return out
 
     def gated_act(self, gate_up: torch.Tensor, act: Act) -> torch.Tensor:
         rows, n = gate_up.shape[0], gate_up.shape[1] // 2
@@ -196,6 +202,12 @@ class NativeKernels:
         )
         _check(status)
         return out
+
+    # ------------------------------------------------------------------------------------- closed segments
+
+    def allocate_segments(self, layout: SegmentLayout, num_slots: int) -> SegmentPool:
+        summaries = zeroed_bytes(num_slots * layout.segment_summary_bytes)
+        return SegmentPool(layout, summaries, torch.zeros(num_slots, dtype=torch.int64))
 
     # ------------------------------------------------------------------------------------- packed weights
 

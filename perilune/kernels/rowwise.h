@@ -88,9 +88,40 @@ static void row_merge(int parts, const float *const *acc, const float *max, cons
     for (int i = 0; i < n; i++) out[i] /= total;
 }
 
+static inline uint32_t bf16_pair(float low, float high) { /* finite numbers */
+    union { float f; uint32_t u; } a = {low}, b = {high};
+    a.u += 0x7fff + (a.u >> 16 & 1);
+    b.u += 0x7fff + (b.u >> 16 & 1);
+    return a.u >> 16 | (b.u & 0xffff0000u);
+}
+
+static void row_open_unit(const unit_codes *unit, int head_dim, uint16_t *k, uint16_t *v) {
+    for (int d = 0; d < head_dim; d += 2) { /* 16 tokens of two channels */
+        float scale[2], zero[2];
+        uint32_t pairs[UNIT_TOKENS];
+        const uint8_t *codes = unit->k + d / 4 * 4 * UNIT_TOKENS + d % 4;
+        for (int i = 0; i < 2; i++) {
+            scale[i] = half_to_float(unit->k_scale[d + i]);
+            zero[i] = half_to_float(unit->k_zero[d + i]);
+        }
+        for (int t = 0; t < UNIT_TOKENS; t++)
+            pairs[t] = bf16_pair(codes[4 * t] * scale[0] + zero[0], codes[4 * t + 1] * scale[1] + zero[1]);
+        memcpy(k + d * BLOCK_TOKENS, pairs, sizeof pairs);
+    }
+    for (int t = 0; t < UNIT_TOKENS; t += 2) { /* two tokens of all dims */
+        float low = half_to_float(unit->v_scale[t]), high = half_to_float(unit->v_scale[t + 1]);
+        const int8_t *codes = unit->v + t / 4 * 4 * head_dim + t % 4;
+        for (int d = 0; d < head_dim; d++) {
+            uint32_t pair = bf16_pair(codes[4 * d] * low, codes[4 * d + 1] * high);
+            memcpy(v + (t / 2 * head_dim + d) * 2, &pair, 4);
+        }
+    }
+}
+
 /* With the level's own rounding and activation. */
 #define ROWWISE_OPS(to_bf16_op, act_mul_op)                                                                     \
     .rms_norm = row_rms_norm, .act_mul = act_mul_op, .add = row_add, .rotate = row_rotate,                      \
-    .to_float = row_to_float, .to_bf16 = to_bf16_op, .merge = row_merge
+    .to_float = row_to_float, .to_bf16 = to_bf16_op, .merge = row_merge,                      \
+    .open_unit = row_open_unit
 
 #endif
