@@ -305,7 +305,22 @@ FUNCTIONS: dict[str, tuple[type[c_int] | type[ctypes.c_char_p] | None, list[type
         None,
         [c_void_p, c_void_p, c_int, c_void_p, c_int64, c_int, c_float, c_float, c_void_p, c_int],
     ),
-    "pk_add": (None, [c_void_p, c_void_p, c_void_p, c_int, c_int64, c_int, c_void_p, c_float, c_float]),
+    "pk_add_norm": (
+        None,
+        [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_int,
+            c_float,
+            c_void_p,
+            c_int,
+        ],
+    ),
     "pk_gated_act": (None, [c_void_p, c_void_p, c_int, c_int64, c_int, c_int, c_void_p]),
     "pk_rope_store": (
         c_int,

@@ -269,17 +269,20 @@ class Kernels(Protocol):
         """x [T, H] fp32 or bf16, weight fp32 [H] -> x / rms(x) * (offset + weight), [T, H] in `out_dtype`."""
         ...
 
-    def add_(
+    def add_norm_(
         self,
         residual: torch.Tensor,
         delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
         *,
         post_norm: torch.Tensor | None = None,
-        eps: float = 0.0,
-        offset: float = 0.0,
-    ) -> None:
-        """residual fp32 [T, H] += delta (fp32 or bf16 [T, H]), rms-normed by `post_norm` (fp32 [H]) first
-        if given."""
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> torch.Tensor:
+        """residual fp32 [T, H] += delta (fp32 or bf16 [T, H]), rms-normed by `post_norm` (fp32 [H]) first if given.
+
+        Returns the new residual rms-normed by `weight` (fp32 [H]), [T, H] in `out_dtype`.
+        """
         ...
 
     def gated_act(self, gate_up: torch.Tensor, act: Act) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import gelu, linear, silu
 
-from perilune.kernels import packing
+from perilune.kernels import packing, tier_attention, tier_reference
 from perilune.kernels.interface import (
     BLOCK_TOKENS,
     Act,
@@ -28,9 +28,11 @@ from perilune.kernels.interface import (
     QKNorm,
     RaggedBatch,
     RopeTable,
+    SegmentPool,
     chunk_positions,
 )
 from perilune.kernels.memory import zeroed_bytes
+from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS, SegmentLayout
 
 _QUERY_CHUNK = 512  # rows of scores held at once
 
@@ -74,17 +76,18 @@ class ReferenceKernels:
     ) -> torch.Tensor:
         return _rms_norm(x.float(), weight, eps, offset).to(out_dtype)
 
-    def add_(
+    def add_norm_(
         self,
         residual: torch.Tensor,
         delta: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
         *,
         post_norm: torch.Tensor | None = None,
-        eps: float = 0.0,
-        offset: float = 0.0,
-    ) -> None:
-        addend = delta.float()
-        residual += addend if post_norm is None else _rms_norm(addend, post_norm, eps, offset)
+        out_dtype: torch.dtype = torch.bfloat16,
+    ) -> torch.Tensor:
+        _add(residual, delta.float(), post_norm, eps)
+        return _rms_norm(residual, weight, eps, 0.0).to(out_dtype)
 
     def gated_act(self, gate_up: torch.Tensor, act: Act) -> torch.Tensor:
         gate, up = gate_up.float().chunk(2, -1)
@@ -130,12 +133,17 @@ class ReferenceKernels:
         positions = chunk_positions(batch)
         bounds = batch.cu_q.tolist()
         for sequence, length in enumerate(batch.kv_lengths.tolist()):
-            k, v = gather_kv(pool, layer, batch.block_tables[sequence], length)
+            tiers = None if window is not None else _tiers(pool, layer, batch, sequence)
+            k, v = gather_kv(pool, layer, batch.block_tables[sequence], 0 if tiers else length)
             for start in range(bounds[sequence], bounds[sequence + 1], _QUERY_CHUNK):
                 if cancel_address and ctypes.c_int32.from_address(cancel_address).value:
                     return out
                 rows = slice(start, min(start + _QUERY_CHUNK, bounds[sequence + 1]))
-                out[rows] = _attend(q[rows].float(), k, v, positions[rows], heads, window).to(q.dtype)
+                if tiers is None:
+                    attended = _attend(q[rows].float(), k, v, positions[rows], heads, window)
+                else:
+                    attended = tier_attention.dense(q[rows].float(), positions[rows], *tiers, heads)
+                out[rows] = attended.to(q.dtype)
         return out
 
     def decode_attention(
@@ -148,7 +156,37 @@ class ReferenceKernels:
         *,
         window: int | None = None,
     ) -> torch.Tensor:
-        return self.attention(q, pool, layer, batch, heads, window=window)
+        segments = batch.segments
+        if segments is None or window is not None:
+            return self.attention(q, pool, layer, batch, heads, window=window)
+        out = torch.empty_like(q)
+        positions = batch.kv_lengths.long() - 1
+        for sequence, policy in enumerate(segments.policies):
+            row = slice(sequence, sequence + 1)
+            near, far = _tiers(pool, layer, batch, sequence) or _untiered(pool, layer, batch, sequence)
+            attended, stats = tier_attention.hybrid(q[row].float(), positions[row], near, far, heads, policy, layer)
+            out[row] = attended.to(q.dtype)
+            if segments.stats is not None:
+                segments.stats[sequence, layer] = stats[0]
+        return out
+
+    # ------------------------------------------------------------------------------------- closed segments
+
+    def allocate_segments(self, layout: SegmentLayout, num_slots: int) -> SegmentPool:
+        summaries = zeroed_bytes(num_slots * layout.segment_summary_bytes)
+        return SegmentPool(layout, summaries, torch.zeros(num_slots, dtype=torch.int64))
+
+    def close_records(
+        self, source: KVPool, blocks: torch.Tensor, pool: SegmentPool, slot: int, first: int, count: int
+    ) -> None:
+        table = blocks[blocks >= 0]
+        length = BLOCK_TOKENS * table.numel()
+        heads = pool.layout.num_kv_heads
+        for layer in range(first // heads, -(-(first + count) // heads)):
+            wanted = range(max(first - layer * heads, 0), min(first + count - layer * heads, heads))
+            k, v = (part[wanted.start : wanted.stop] for part in gather_kv(source, layer, table, length))
+            records = tier_reference.close(k, v)
+            tier_reference.write_records(records, pool, slot, layer * heads + wanted.start)
 
     # ------------------------------------------------------------------------------------- packed weights
 
@@ -205,14 +243,18 @@ class ReferenceKernels:
         q = self.rope_store(qkv, model.heads, layer.rope, plan.pool, index, batch, qk_norm=layer.qk_norm)
         attended = self.decode_attention(q, plan.pool, index, batch, model.heads, window=layer.window)
         branch = project([layer.o], attended.float().flatten(1), layer.o_bias)
-        self.add_(x, branch, post_norm=layer.post_attn_norm, eps=model.eps)
+        _add(x, branch, layer.post_attn_norm, model.eps)
         gate_up = project(layer.gate_up, _rms_norm(x, layer.ffn_norm, model.eps, 0.0), None)
         branch = project([layer.down], self.gated_act(gate_up, model.act), None)
-        self.add_(x, branch, post_norm=layer.post_ffn_norm, eps=model.eps)
+        _add(x, branch, layer.post_ffn_norm, model.eps)
 
 
 def _parts(layer: DecodeLayer) -> list[PackedLinear]:
     return [*layer.qkv, layer.o, *layer.gate_up, layer.down]
+
+
+def _add(residual: torch.Tensor, branch: torch.Tensor, post_norm: torch.Tensor | None, eps: float) -> None:
+    residual += branch if post_norm is None else _rms_norm(branch, post_norm, eps, 0.0)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
@@ -245,16 +287,51 @@ def kv_views(pool: KVPool, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def gather_kv(pool: KVPool, layer: int, table: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of one sequence, fp32 [Hkv, length, D] each."""
-    dim = pool.layout.head_dim
+    """K and V of one sequence, fp32 [Hkv, length, D] each; blocks that are no longer kept (-1) read as zero."""
+    dim, heads = pool.layout.head_dim, pool.layout.num_kv_heads
     blocks = table[: -(-length // BLOCK_TOKENS)].long()
+    absent = (blocks < 0)[:, None, None, None]
 
     def dense(view: torch.Tensor) -> torch.Tensor:
-        picked = view[blocks].reshape(len(blocks), -1, BLOCK_TOKENS, dim).float()
+        picked = view[blocks].reshape(len(blocks), heads, BLOCK_TOKENS, dim).float().masked_fill(absent, 0)
         return picked.transpose(0, 1).flatten(1, 2)[:, :length]
 
     k, v = kv_views(pool, layer)
     return dense(k), dense(v)
+
+
+def _tiers(
+    pool: KVPool, layer: int, batch: RaggedBatch, sequence: int
+) -> tuple[tier_attention.Near, tier_attention.Far] | None:
+    """What a sequence with closed segments reads; None where it has none."""
+    segments = batch.segments
+    count = 0 if segments is None else int(segments.counts[sequence])
+    if segments is None or count == 0:
+        return None
+    heads = segments.pool.layout.num_kv_heads
+    slots = segments.tables[sequence, :count].tolist()
+    records = [tier_reference.read_records(segments.pool, slot, layer * heads, heads) for slot in slots]
+    far = tier_attention.far_of([(part, (index + 1) * SEGMENT_TOKENS) for index, part in enumerate(records)])
+    table, closed = batch.block_tables[sequence], count * SEGMENT_TOKENS
+    length = int(batch.kv_lengths[sequence])
+    sink_k, sink_v = gather_kv(pool, layer, table, SINK_TOKENS)
+    tail_k, tail_v = gather_kv(pool, layer, table[closed // BLOCK_TOKENS :], length - closed)
+    outliers = sum(part.outlier_k.shape[1] for part in records)
+    near = tier_attention.Near(
+        k=torch.cat([sink_k, tail_k, *(part.outlier_k.float() for part in records)], 1),
+        v=torch.cat([sink_v, tail_v, *(part.outlier_v.float() for part in records)], 1),
+        positions=torch.cat([torch.arange(SINK_TOKENS), torch.arange(closed, length), torch.full((outliers,), -1)]),
+    )
+    return near, far
+
+
+def _untiered(
+    pool: KVPool, layer: int, batch: RaggedBatch, sequence: int
+) -> tuple[tier_attention.Near, tier_attention.Far]:
+    """A sequence without closed segments, in the same form."""
+    length = int(batch.kv_lengths[sequence])
+    k, v = gather_kv(pool, layer, batch.block_tables[sequence], length)
+    return tier_attention.Near(k, v, torch.arange(length)), tier_attention.no_far(*k.shape[::2])
 
 
 def _store(

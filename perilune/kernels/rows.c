@@ -30,17 +30,21 @@ EXPORT void pk_rms_norm(const context *ctx, const void *x, int x_bf16, const flo
     }
 }
 
-EXPORT void pk_add(const context *ctx, float *residual, const void *delta, int delta_bf16, int64_t rows, int n,
-            const float *post_norm, float eps, float offset) {
+/* residual += delta (normed by `post_norm` first, if given); out = the new residual, normed by `weight`. */
+EXPORT void pk_add_norm(const context *ctx, float *residual, const void *delta, int delta_bf16, const float *post_norm,
+                 const float *weight, int64_t rows, int n, float eps, void *out, int out_bf16) {
     const kernel_ops *ops = ctx->ops;
 #pragma omp parallel num_threads(ctx->threads) if (rows > 8)
     {
         float copy[n], normed[n];
         STATIC_ROWS(rows);
         for (int64_t row = begin; row < end; row++) {
+            float *sum = residual + row * n;
             const float *in = as_float(ops, delta, delta_bf16, row, n, copy);
-            if (post_norm) ops->rms_norm(in, post_norm, n, eps, offset, normed);
-            ops->add(post_norm ? normed : in, n, residual + row * n);
+            if (post_norm) ops->rms_norm(in, post_norm, n, eps, 0.0f, normed);
+            ops->add(post_norm ? normed : in, n, sum);
+            ops->rms_norm(sum, weight, n, eps, 0.0f, out_bf16 ? normed : (float *)out + row * n);
+            if (out_bf16) ops->to_bf16(normed, n, (uint16_t *)out + row * n);
         }
     }
 }

@@ -28,9 +28,11 @@ def test_row_pieces(native: NativeKernels, reference: ReferenceKernels, rows: in
             torch.testing.assert_close(got, expected, rtol=2**-7, atol=1e-4)
     for norm in (None, weight):
         mine, theirs = torch.ones(rows, 200), torch.ones(rows, 200)
-        native.add_(mine, x.to(dtype), post_norm=norm, eps=1e-6)
-        reference.add_(theirs, x.to(dtype), post_norm=norm, eps=1e-6)
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+        for out in (torch.float32, torch.bfloat16):
+            got = native.add_norm_(mine, x.to(dtype), 1 + weight, 1e-6, post_norm=norm, out_dtype=out)
+            expected = reference.add_norm_(theirs, x.to(dtype), 1 + weight, 1e-6, post_norm=norm, out_dtype=out)
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(got, expected, **close)
 
 
 def test_rms_norm_rows_do_not_depend_on_the_batch(native: NativeKernels) -> None:

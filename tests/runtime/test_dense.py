@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import gelu, linear, silu
 
 from perilune.core import BLOCK_TOKENS
-from perilune.runtime.dense import DenseMatrix
+from perilune.kernels.interface import Act
+from perilune.kernels.reference import ReferenceKernels
+from perilune.runtime.dense import DenseMatrix, GatedMatrix
 from perilune.runtime.mri import SequenceSlice
 from perilune.runtime.torch_runtime import _passes
 
@@ -29,6 +31,23 @@ def test_a_row_does_not_depend_on_how_many_there_are() -> None:
     whole = matrix(x)
     for start, count in ((0, 2), (7, 1), (31, 33), (64, 512), (100, 831)):
         assert torch.equal(matrix(x[start : start + count]), whole[start : start + count]), (start, count)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
+def test_gated_product(dtype: torch.dtype, act: Act) -> None:
+    kernels = ReferenceKernels("a test")
+    gate, up = torch.randn(160, 96).to(dtype) / 10, torch.randn(160, 96).to(dtype) / 10
+    x = torch.randn(300, 96).to(dtype)
+    matrix = GatedMatrix(gate, up, act)
+    assert (matrix.cols, matrix.nbytes) == (96, gate.nbytes + up.nbytes)
+    activate = silu if act == "silu" else lambda y: gelu(y, approximate="tanh")
+    expected = activate(linear(x.float(), gate.float())) * linear(x.float(), up.float())
+    whole = matrix(kernels, x)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(whole.float(), expected, rtol=tolerance, atol=tolerance / 10)
+    for start, count in ((0, 2), (7, 1), (31, 33), (100, 200)) if dtype == torch.bfloat16 else ():
+        assert torch.equal(matrix(kernels, x[start : start + count]), whole[start : start + count]), (start, count)
 
 
 @pytest.mark.parametrize("lengths", [(5,), (1024,), (1170,), (2048,), (3000, 1, 77)])

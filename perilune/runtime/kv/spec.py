@@ -24,7 +24,7 @@ from typing import Literal
 from perilune.core import BLOCK_TOKENS
 from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS
 
-KV_FORMAT_VERSION = 1
+KV_FORMAT_VERSION = 2
 """Raise when the bytes of a block change meaning; old blocks then never match."""
 
 BlockHash = bytes

@@ -7,6 +7,8 @@ looks at the cancel flag, so the caller bounds the time between looks by boundin
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from perilune.kernels.interface import DecodePlan, Kernels, KVPool, RaggedBatch
@@ -47,32 +49,30 @@ class Decoder:
 
         `sampled` holds indices into the batch's sequences, int64. Raises `StepAbandoned`.
         """
-        x = self._weights.embeddings(self._kernels, token_ids)
-        last = len(self._weights.layers) - 1
-        for index, layer in enumerate(self._weights.layers):
-            q = self._project(x, layer, index, batch, cancelled)
+        weights = self._weights
+        x = weights.embeddings(self._kernels, token_ids)
+        normed = self._kernels.rms_norm(
+            x, weights.layers[0].input_norm, weights.config.norm_eps, out_dtype=weights.dtype
+        )
+        last = len(weights.layers) - 1
+        for index, layer in enumerate(weights.layers):
+            q = self._project(normed, layer, index, batch, cancelled)
             if index == last:
                 # The top layer's output is only read where a token is sampled; its KV is complete by now.
                 if not len(sampled):
-                    break
+                    return torch.empty(0, weights.config.vocab_size)
                 rows = batch.cu_q[1:].long()[sampled] - 1
                 x, q, batch = x[rows], q[rows], _last_rows(batch, sampled)
-            self._attend(x, q, layer, index, batch, cancelled)
-            self._feed_forward(x, layer, cancelled)
-        if not len(sampled):
-            return torch.empty(0, self._weights.config.vocab_size)
-        hidden = self._kernels.rms_norm(
-            x, self._weights.final_norm, self._weights.config.norm_eps, out_dtype=torch.float32
-        )
-        logits = self._weights.logits(self._kernels, hidden)
+            normed = self._attend(x, q, layer, index, batch, cancelled)
+            normed = self._feed_forward(x, normed, index, cancelled)
+        logits = weights.logits(self._kernels, normed)
         _look(cancelled)
         return logits
 
     def _project(
-        self, x: torch.Tensor, layer: LayerWeights, index: int, batch: RaggedBatch, cancelled: CancelFlag
+        self, normed: torch.Tensor, layer: LayerWeights, index: int, batch: RaggedBatch, cancelled: CancelFlag
     ) -> torch.Tensor:
         """Write the rows' KV; return their rotated queries [T, Hq, D]."""
-        normed = self._norm(x, layer.input_norm)
         qkv = layer.qkv(normed, layer.qkv_bias)
         _look(cancelled)
         return self._kernels.rope_store(
@@ -87,7 +87,8 @@ class Decoder:
         index: int,
         batch: RaggedBatch,
         cancelled: CancelFlag,
-    ) -> None:
+    ) -> torch.Tensor:
+        """Add the attention to the residual stream; return the rows normed for the feed-forward part."""
         attended = self._kernels.attention(
             q,
             self._pool,
@@ -99,19 +100,33 @@ class Decoder:
         )
         _look(cancelled)
         delta = layer.o(attended.flatten(1), layer.o_bias)
-        self._kernels.add_(x, delta, post_norm=layer.post_attn_norm, eps=self._weights.config.norm_eps)
         _look(cancelled)
+        return self._add(x, delta, layer.post_attn_norm, layer.ffn_norm, self._weights.dtype)
 
-    def _feed_forward(self, x: torch.Tensor, layer: LayerWeights, cancelled: CancelFlag) -> None:
-        gate_up = layer.gate_up(self._norm(x, layer.ffn_norm))
+    def _feed_forward(
+        self, x: torch.Tensor, normed: torch.Tensor, index: int, cancelled: CancelFlag
+    ) -> torch.Tensor:
+        """Add the feed-forward part; return the rows normed for the next layer, or for the head in fp32."""
+        layers = self._weights.layers
+        gated = layers[index].gate_up(self._kernels, normed)
         _look(cancelled)
-        delta = layer.down(self._kernels.gated_act(gate_up, self._weights.config.act))
+        delta = layers[index].down(gated)
         _look(cancelled)
-        self._kernels.add_(x, delta, post_norm=layer.post_ffn_norm, eps=self._weights.config.norm_eps)
+        post_norm = layers[index].post_ffn_norm
+        if index + 1 == len(layers):
+            return self._add(x, delta, post_norm, self._weights.final_norm, torch.float32)
+        return self._add(x, delta, post_norm, layers[index + 1].input_norm, self._weights.dtype)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        config = self._weights.config
-        return self._kernels.rms_norm(x, weight, config.norm_eps, out_dtype=self._weights.dtype)
+    def _add(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        post_norm: torch.Tensor | None,
+        norm: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        eps = self._weights.config.norm_eps
+        return self._kernels.add_norm_(x, delta, norm, eps, post_norm=post_norm, out_dtype=dtype)
 
 
 def _look(cancelled: CancelFlag) -> None:
@@ -121,8 +136,17 @@ def _look(cancelled: CancelFlag) -> None:
 
 def _last_rows(batch: RaggedBatch, sampled: torch.Tensor) -> RaggedBatch:
     """The last row of each sampled sequence, as a batch of its own."""
+    segments = batch.segments
+    if segments is not None:
+        segments = replace(
+            segments,
+            tables=segments.tables[sampled].contiguous(),
+            counts=segments.counts[sampled].contiguous(),
+            policies=tuple(segments.policies[index] for index in sampled.tolist()),
+        )
     return RaggedBatch(
         cu_q=torch.arange(len(sampled) + 1, dtype=torch.int32),
         kv_lengths=batch.kv_lengths[sampled].contiguous(),
         block_tables=batch.block_tables[sampled].contiguous(),
+        segments=segments,
     )
