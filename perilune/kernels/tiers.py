@@ -31,6 +31,59 @@ A record has a summary part, always resident, and a payload that may lie on disk
              v             s8  [128 units][4][D][4]          rotated value = v_scale * value
              v_scale       f16 [128 units][16]               per token
 
+How a record is made, so that every implementation gets the same bytes. fp32 and fp64 are IEEE with one rounding
+per operation (no fused multiply-add), `round` is half to even, conversions to f16 round to nearest.
+
+    1. mean[d] = fp32(sum of the n keys in fp64 / n); x = k - mean; w = fp32(1 / sqrt(sum of x^2 in fp64)), 0 for a
+       zero key; y = x * w; peak = max |y| of the record; point = round(y * (127 / peak)), all in fp32: whole
+       numbers -127 … 127 (0 where peak is 0).
+    2. n / 16 clusters; cluster c starts as point 16 c. A token belongs to the cluster of the largest product
+       point . centroid (exact in int32, and in fp32), ties to the lowest cluster. Then `CLUSTER_ROUNDS` times: sums
+       of each cluster's points (exact); y = sum * (1 / sqrt(sum of squares)) in fp64; peak = max |y| over the
+       record's clusters; centroid = round(y * (127 / peak)); a cluster whose sum is zero keeps its centroid; assign
+       again. (An assignment that did not change may end the rounds: the rest would not change it.)
+    3. Outliers: the 16 tokens of the lowest product with their own centroid, ties to the lowest token; stored in
+       prompt order.
+    4. Chain: from the lowest cluster that holds a token (outliers count) always to the one, not empty and not yet
+       visited, of the largest centroid . centroid, ties to the lowest. Tokens other than outliers are sorted by
+       (place of their cluster in the chain, prompt order) and cut into units of 16: 127 units, or 123 in a
+       sequence's first segment. Units stand at 0, 1, …; the last group holds what is left. Bytes of absent units
+       and all padding are zero.
+    5. Means of keys and values: fp32(fp64 sum / count). Values are rotated after averaging. s8 with a scale:
+       scale = f16(max|x| / 127), value = clamp(round(x * (1 / scale)), -127, 127), reciprocal and product in fp32;
+       0 where scale is 0. Groups: f16(mean).
+    6. Keys of 32 tokens (the last unit may stand alone): zero = f16(min), scale = f16((max - min) / 255),
+       value = clamp(round((k - zero) * (1 / scale)), 0, 255), with zero and scale as stored.
+    7. Values: rotated in fp32 (butterflies (a + b, a - b) with strides 1, 2, 4, …, then times
+       fp32(1 / sqrt(run))), then s8 as in 5, per token.
+
+How a decode row of context n = position + 1 reads them (`SegmentBatch.counts` closed segments, bf16 after them).
+
+    exact zone  sinks, bf16 blocks, outliers of every closed segment, and *forced* units: those of a closed segment
+                that ends after n - window_tokens; all units of a dense row. A row is dense if `sparse` is off, or
+                n <= dense_tokens, or layer < dense_layers and n <= dense_layer_tokens. In other rows of layers
+                < dense_layers, topk_units, min_units and max_units count four times. `layer` is the model's, so a
+                sliding layer counts, too.
+    groups      from n >= two_level_tokens on. z = scale * q . group_k + log group_n for groups that are not forced;
+                mass = softmax over (exact zone, groups), summed over the queries of the KV head; opened are the
+                fewest groups, largest first, that hold group_share of the groups' mass. Below, all are open.
+    units       z = scale * q . unit_k + log unit_n for units of opened groups; mass r = softmax over (exact zone,
+                units, groups not opened), summed over the queries. Far mass F = the sum of r over units and groups
+                not opened. Selected: the fewest units, largest first, with sum r >= top_p * F, at least min_units
+                and at most max_units; with top_p >= 1 simply topk_units. Ties: the lowest index, in the order of
+                segments and units.
+    output      one softmax over exact tokens, tokens of selected units, and (z + log summary_weight) of every unit
+                not selected and group not opened, whose values are their mean values.
+    stats       as `interface.ATTENTION_STATS`, from the same softmax with summary_weight taken as 1. Forced units
+                count as exact. Entropy takes a summary of n tokens and mass m for n tokens of m / n, and is divided
+                by log of the context (of 2 at least). The exact zone's length Z runs from the end of the last
+                segment that is not forced to the row; border: summaries of segments that end after
+                context - 2 Z. exact_tokens: exact zone and selected, mean over KV heads. Written for layers without
+                a window of their own; rows of other layers are left alone. A sequence without closed segments gets
+                1, 0, 0, 0, its entropy, its context.
+
+A prefill row reads every unit and outlier of the closed segments, the sinks and the bf16 blocks, in one softmax.
+
 "Rotated" is the normalised Walsh-Hadamard transform of the head's dimensions, in runs of the largest power of two
 that divides D: a sum of rotated values is rotated back once (the transform is its own inverse). Source of the codec
 and of the measured alternatives: KIVI (arXiv 2402.02750) for the axes, QuaRot (arXiv 2404.00456) for the rotation.
@@ -47,6 +100,7 @@ GROUP_UNITS = 16
 SEGMENT_GROUPS = SEGMENT_UNITS // GROUP_UNITS
 OUTLIERS = 16
 SINK_TOKENS = 64
+CLUSTER_ROUNDS = 8
 _ALIGN = 64
 
 

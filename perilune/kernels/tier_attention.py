@@ -1,0 +1,290 @@
+"""Attention over closed segments in plain PyTorch: prefill rows read every unit, decode rows select (see `tiers`).
+
+The oracle of the native code. Computes in fp32 over dequantised arrays, every score included, and masks what a row
+does not read; a chooser of units may be passed in, which is how the evaluation compares indexes. Knows nothing of
+slots, blocks or bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from perilune.kernels.interface import HeadShape
+from perilune.kernels.tier_reference import Records, rotate
+from perilune.kernels.tiers import GROUP_UNITS, UNIT_TOKENS, AttentionPolicy
+
+_HIDDEN = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What every row reads exactly: sinks, bf16 blocks, outliers. k, v fp32 [Hkv, E, D]; positions int64 [E] (an
+    outlier, visible to every row, stands at -1)."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+    positions: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Far:
+    """The units of a sequence's closed segments, dequantised. Values are rotated.
+
+    k, v [Hkv, U, 16, D]; unit_k, unit_v [Hkv, U, D]; group_k, group_v [Hkv, A, D], all fp32; unit_n [U] and
+    group_n [A] fp32; group_of int64 [U]; unit_end and group_end int64: the position after the unit's segment.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    unit_k: torch.Tensor
+    unit_v: torch.Tensor
+    unit_n: torch.Tensor
+    unit_end: torch.Tensor
+    group_k: torch.Tensor
+    group_v: torch.Tensor
+    group_n: torch.Tensor
+    group_of: torch.Tensor
+    group_end: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a chooser of units sees. G queries of a KV head, T rows.
+
+    near [Hkv, G, T, E] and tokens [Hkv, G, T, U, 16]: scaled scores, -inf where a row does not see the token.
+    units [Hkv, G, T, U]: q . mean key + log n, -inf where a unit may not be chosen (forced, or in a group not
+    opened). groups [Hkv, G, T, A]: the same of groups not opened. exact [Hkv, G, T]: log-sum-exp of the exact zone.
+    contexts int64 [T]: tokens up to and including the row.
+    """
+
+    near: torch.Tensor
+    tokens: torch.Tensor
+    units: torch.Tensor
+    groups: torch.Tensor
+    exact: torch.Tensor
+    contexts: torch.Tensor
+
+
+Chooser = Callable[[Scores], torch.Tensor]
+"""Scores -> bool [Hkv, T, U]: units to read exactly. May name units that are masked; they stay as they are."""
+
+
+def far_of(segments: Sequence[tuple[Records, int]]) -> Far:
+    """Closed segments (one layer's records, and the position after each) as one. At least one."""
+    ends = torch.tensor([end for _, end in segments])
+    unit_counts = torch.tensor([records.k.shape[1] for records, _ in segments])
+    group_counts = -(-unit_counts // GROUP_UNITS)
+    bases = group_counts.cumsum(0) - group_counts
+    group_of = torch.cat(
+        [base + torch.arange(count) // GROUP_UNITS for base, count in zip(bases, unit_counts, strict=True)]
+    )
+
+    def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat(arrays, 1).float()
+
+    parts = [records for records, _ in segments]
+    return Far(
+        k=joined([part.keys() for part in parts]),
+        v=joined([part.rotated_values() for part in parts]),
+        unit_k=joined([part.unit_keys() for part in parts]),
+        unit_v=joined([part.unit_values() for part in parts]),
+        unit_n=joined([part.unit_n for part in parts])[0],
+        unit_end=ends.repeat_interleave(unit_counts),
+        group_k=joined([part.group_k for part in parts]),
+        group_v=joined([part.group_v for part in parts]),
+        group_n=joined([part.group_n for part in parts])[0],
+        group_of=group_of,
+        group_end=ends.repeat_interleave(group_counts),
+    )
+
+
+def no_far(kv_heads: int, head_dim: int) -> Far:
+    """No closed segment at all."""
+    none, tokens = torch.empty(kv_heads, 0, head_dim), torch.empty(kv_heads, 0, UNIT_TOKENS, head_dim)
+    counts, indices = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    return Far(tokens, tokens, none, none, counts, indices, none, none, counts, indices, indices)
+
+
+def dense(q: torch.Tensor, positions: torch.Tensor, near: Near, far: Far, heads: HeadShape) -> torch.Tensor:
+    """Rows that read everything: q fp32 [T, Hq, D] at `positions` -> fp32 [T, Hq, D]."""
+    folded = _fold(q, heads)
+    near_scores = _near_scores(folded, near, positions)
+    far_scores = folded @ far.k.flatten(1, 2).transpose(1, 2)[:, None]
+    weights = torch.cat([near_scores, far_scores], -1).softmax(-1)
+    split = near.k.shape[1]
+    near_part = weights[..., :split] @ near.v[:, None]
+    far_part = weights[..., split:] @ far.v.flatten(1, 2)[:, None]
+    return _unfold(near_part + rotate(far_part))
+
+
+def hybrid(
+    q: torch.Tensor,
+    positions: torch.Tensor,
+    near: Near,
+    far: Far,
+    heads: HeadShape,
+    policy: AttentionPolicy,
+    layer: int,
+    *,
+    choose: Chooser | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decode rows: q fp32 [T, Hq, D] at `positions` -> fp32 [T, Hq, D], and stats fp32 [T, 6] (ATTENTION_STATS).
+
+    `choose` takes the place of the policy's choice for rows that are not dense.
+    """
+    folded = _fold(q, heads)
+    contexts = positions + 1
+    everything = _dense_rows(contexts, policy, layer)
+    forced = everything[:, None] | (far.unit_end > contexts[:, None] - policy.window_tokens)  # [T, U]
+    scores = _scores(folded, positions, near, far, policy, forced)
+    chosen = (choose or by_mass(policy, layer))(scores) & (scores.units > _HIDDEN).all(1)
+    exact_units = chosen | forced
+    tokens = scores.tokens.masked_fill(~exact_units[:, None, :, :, None], _HIDDEN)
+    summaries = torch.cat([scores.units.masked_fill(chosen[:, None], _HIDDEN), scores.groups], -1)
+    weighted = summaries + (math.log(policy.summary_weight) if policy.summary_weight > 0 else _HIDDEN)
+    sizes = [scores.near.shape[-1], tokens[0, 0, 0].numel(), summaries.shape[-1]]
+    weights = torch.cat([scores.near, tokens.flatten(-2), weighted], -1).softmax(-1)
+    near_weights, token_weights, summary_weights = torch.split(weights, sizes, -1)
+    rotated = token_weights @ far.v.flatten(1, 2)[:, None]
+    rotated = rotated + summary_weights @ torch.cat([far.unit_v, far.group_v], 1)[:, None]
+    out = _unfold(near_weights @ near.v[:, None] + rotate(rotated))
+    return out, _stats(scores, far, tokens, summaries, forced, exact_units, near, positions)
+
+
+def by_mass(policy: AttentionPolicy, layer: int) -> Chooser:
+    """The choice of `tiers`: by estimated mass, summed over the group's queries."""
+    times = 4 if layer < policy.dense_layers else 1
+
+    def choose(scores: Scores) -> torch.Tensor:
+        mass = estimated_mass(scores)
+        units = mass[..., : scores.units.shape[-1]]
+        if policy.top_p >= 1:
+            return largest(units, torch.tensor(policy.topk_units * times))
+        counts = share_count(units, policy.top_p * mass.sum(-1))
+        return largest(units, counts.clamp(policy.min_units * times, policy.max_units * times))
+
+    return choose
+
+
+def estimated_mass(scores: Scores) -> torch.Tensor:
+    """[Hkv, T, U + A]: softmax mass of each unit and of each group not opened, summed over the group's queries."""
+    candidates = torch.cat([scores.units, scores.groups], -1)
+    total = torch.logaddexp(scores.exact, candidates.logsumexp(-1))
+    return (candidates - total[..., None]).exp().sum(1)
+
+
+def share_count(mass: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """How many of the last axis's entries, largest first, it takes to hold `wanted`; at least one."""
+    ranked = mass.sort(dim=-1, descending=True).values
+    return (ranked.cumsum(-1) < wanted[..., None]).sum(-1) + 1
+
+
+def largest(mass: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """bool: the `counts` largest entries of the last axis, ties to the lowest index."""
+    order = mass.sort(dim=-1, descending=True, stable=True).indices
+    taken = torch.arange(mass.shape[-1]) < counts[..., None]
+    return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, taken.expand_as(mass))
+
+
+def _dense_rows(contexts: torch.Tensor, policy: AttentionPolicy, layer: int) -> torch.Tensor:
+    """bool [T]: rows that read every unit."""
+    limit = policy.dense_tokens
+    if layer < policy.dense_layers:
+        limit = max(limit, policy.dense_layer_tokens)
+    return contexts <= limit if policy.sparse else torch.ones_like(contexts, dtype=torch.bool)
+
+
+def _fold(q: torch.Tensor, heads: HeadShape) -> torch.Tensor:
+    """Scaled, [Hkv, G, T, D]."""
+    return q.view(q.shape[0], heads.num_kv_heads, -1, heads.head_dim).permute(1, 2, 0, 3) * heads.scale
+
+
+def _unfold(out: torch.Tensor) -> torch.Tensor:
+    return out.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _near_scores(folded: torch.Tensor, near: Near, positions: torch.Tensor) -> torch.Tensor:
+    scores = folded @ near.k.transpose(1, 2)[:, None]
+    return scores.masked_fill(near.positions > positions[:, None], _HIDDEN)
+
+
+def _scores(
+    folded: torch.Tensor,
+    positions: torch.Tensor,
+    near: Near,
+    far: Far,
+    policy: AttentionPolicy,
+    forced: torch.Tensor,
+) -> Scores:
+    """All scores of the rows, with the groups that a two-level row opens chosen."""
+    near_scores = _near_scores(folded, near, positions)
+    flat = folded @ far.k.flatten(1, 2).transpose(1, 2)[:, None]
+    tokens = flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
+    units = folded @ far.unit_k.transpose(1, 2)[:, None] + far.unit_n.log()
+    groups = folded @ far.group_k.transpose(1, 2)[:, None] + far.group_n.log()
+    inside = tokens.masked_fill(~forced[:, :, None], _HIDDEN).flatten(-2).logsumexp(-1)
+    exact = torch.logaddexp(near_scores.logsumexp(-1), inside)
+    free_groups = torch.zeros(len(positions), far.group_n.numel(), dtype=torch.bool)
+    free_groups[:, far.group_of] = ~forced  # a group lies within one segment, so all its units agree
+    groups = groups.masked_fill(~free_groups, _HIDDEN)
+    total = torch.logaddexp(exact, groups.logsumexp(-1))
+    mass = (groups - total[..., None]).exp().sum(1)
+    one_level = positions + 1 < policy.two_level_tokens
+    counts = share_count(mass, policy.group_share * mass.sum(-1))
+    opened = largest(mass, counts) | one_level[:, None]  # [Hkv, T, A]
+    shut = ~opened[:, None]
+    return Scores(
+        near=near_scores,
+        tokens=tokens,
+        units=units.masked_fill(shut[..., far.group_of] | forced, _HIDDEN),
+        groups=groups.masked_fill(opened[:, None], _HIDDEN),
+        exact=exact,
+        contexts=positions + 1,
+    )
+
+
+def _stats(
+    scores: Scores,
+    far: Far,
+    tokens: torch.Tensor,
+    summaries: torch.Tensor,
+    forced: torch.Tensor,
+    exact_units: torch.Tensor,
+    near: Near,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """fp32 [T, 6], from weights with every summary at its full estimate (summary_weight 1)."""
+    joined = torch.cat([scores.near, tokens.flatten(-2), summaries], -1)
+    log_weights = joined.log_softmax(-1)
+    weights = log_weights.exp()
+    sizes = [scores.near.shape[-1], tokens[0, 0, 0].numel(), summaries.shape[-1]]
+    near_part, token_part, summary_part = torch.split(weights, sizes, -1)
+    forced_tokens = forced.repeat_interleave(UNIT_TOKENS, -1)
+    inside = (token_part * forced_tokens).sum(-1)
+    starts = _exact_start(far, forced)
+    contexts = positions + 1
+    border = torch.cat([far.unit_end, far.group_end]) > (contexts - 2 * (contexts - starts))[:, None]
+    # A summary of n tokens and mass m counts as n tokens of weight m / n.
+    tokens_of = torch.cat([torch.ones(sum(sizes[:2])), far.unit_n, far.group_n])
+    surprise = (tokens_of.log() - log_weights).masked_fill(weights == 0, 0)
+    entropy = (weights * surprise).sum(-1) / contexts.clamp(min=2).log()
+    seen = (near.positions <= positions[:, None]).sum(-1)  # [T]
+    read = seen + UNIT_TOKENS * exact_units.sum(-1)  # [Hkv, T]
+    columns = [
+        near_part.sum(-1) + inside,
+        token_part.sum(-1) - inside,
+        summary_part.sum(-1),
+        (summary_part * border).sum(-1),
+        entropy,
+    ]
+    means = [column.mean((0, 1)) for column in columns]
+    return torch.stack([*means, read.float().mean(0)], -1)
+
+
+def _exact_start(far: Far, forced: torch.Tensor) -> torch.Tensor:
+    """int64 [T]: where the run of exactly read tokens that ends at the row begins."""
+    return far.unit_end.expand_as(forced).masked_fill(forced, 0).amax(-1)
