@@ -21,6 +21,7 @@ from perilune.runtime.mri import (
     Capabilities,
     EvictReply,
     KVSummary,
+    KVTiers,
     SequenceSlice,
     StepAbandoned,
     StepPlan,
@@ -77,6 +78,7 @@ class FakeRuntime:
 
     capabilities = Capabilities()
     kv_spec = TINY_SPEC
+    tiers: KVTiers | None = None
 
     @property
     def num_blocks(self) -> int:

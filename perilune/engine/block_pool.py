@@ -67,8 +67,14 @@ class BlockPool:
                 del self._cached[block]  # KeyError: a free block has nothing to share
             self._references[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Give one reference to each block back. `blocks` are in prompt order: the tail is given up first."""
+    def idle(self) -> list[int]:
+        """Cached blocks, the one that is given up first at the start."""
+        return list(self._cached)
+
+    def release(self, blocks: Sequence[int], *, oldest: bool = False) -> None:
+        """Give one reference to each block back. `blocks` are in prompt order: the tail is given up first.
+
+        `oldest`: ones that nobody else uses are given up before all others."""
         dropped: list[int] = []
         for block in reversed(blocks):
             if self._references[block] <= 0:
@@ -78,6 +84,8 @@ class BlockPool:
                 continue
             if self._named[block]:
                 self._cached[block] = None
+                if oldest:
+                    self._cached.move_to_end(block, last=False)
             else:
                 dropped.append(block)
         self._return(dropped)

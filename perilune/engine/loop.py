@@ -27,7 +27,7 @@ from perilune.core import (
 from perilune.engine.observe import EngineObserver, NullObserver
 from perilune.engine.policy import EngineLimits
 from perilune.engine.sequence import Emit, EngineSequence
-from perilune.engine.stepper import Stepper
+from perilune.engine.stepper import Stepper, TierPolicy
 from perilune.errors import ContextTooLong, InternalError, InvalidRequest, InvalidStateError, Overloaded
 from perilune.runtime.kv.spec import block_hashes
 from perilune.runtime.kv.store import KVStore
@@ -52,6 +52,8 @@ class EngineLoop:
         telemetry: Telemetry | None = None,
         observer: EngineObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
+        segment_store: KVStore | None = None,
+        tier_policy: TierPolicy | None = None,
     ) -> None:
         self._clock = clock
         self._limits = limits
@@ -69,6 +71,8 @@ class EngineLoop:
             clock=clock,
             telemetry=telemetry or Telemetry(),
             observer=observer or NullObserver(),
+            segment_store=segment_store,
+            tier_policy=tier_policy,
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._flag = CancelFlag()
@@ -187,7 +191,7 @@ class EngineLoop:
             raise Overloaded(self._refusal, hint="Try again in a moment.")
 
     def _check_size(self, spec: SequenceSpec) -> None:
-        tokens, capacity = len(spec.token_ids), self._stepper.capacity_tokens
+        tokens, capacity = len(spec.token_ids), self._stepper.capacity(spec)
         if not tokens:
             raise InvalidRequest("The prompt is empty.", hint="Send at least one token.")
         if tokens + (not spec.prefill_only) > capacity:

@@ -39,6 +39,16 @@ class Worker(Protocol):
 Post = Callable[[Callable[[], None]], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentLoad:
+    """A closed segment on its way from the store into a slot; `end_hash` is its name in RAM."""
+
+    slot: int
+    end_hash: BlockHash
+    names: Sequence[BlockHash]
+    views: Sequence[memoryview]
+
+
 @dataclass(slots=True, eq=False)
 class LoadJob:
     """Blocks on their way from the store. `good` grows on the I/O thread; `abandoned` is set on the engine
@@ -49,8 +59,19 @@ class LoadJob:
     hashes: Sequence[BlockHash]
     blocks: list[int]
     deadline_s: float
+    segments: tuple[SegmentLoad, ...] = ()  # read first; not empty or with `tokens` in a jump (`segments`)
+    tokens: int = 0  # of a jump: what the sequence has computed once everything is there
     good: int = 0
+    good_segments: int = 0
     abandoned: bool = False
+
+    @property
+    def is_jump(self) -> bool:
+        return self.tokens > 0
+
+    @property
+    def complete(self) -> bool:
+        return self.good == len(self.blocks) and self.good_segments == len(self.segments)
 
 
 class Residency:
@@ -62,6 +83,7 @@ class Residency:
         cache: PrefixCache,
         view: Callable[[int], memoryview],
         store: KVStore | None,
+        segment_store: KVStore | None,
         loader: Worker,
         saver: Worker,
         post: Post,
@@ -72,6 +94,7 @@ class Residency:
         self._cache = cache
         self._view = view
         self._store = store
+        self._segment_store = segment_store
         self._loader = loader
         self._saver = saver
         self._post = post
@@ -94,6 +117,14 @@ class Residency:
         if stored >= in_ram:
             return stored - in_ram
         return self._store.prefix_length(hashes[in_ram:])  # a gap on disk that RAM bridges
+
+    def stored(self, hashes: Sequence[BlockHash]) -> int:
+        """Leading blocks on disk."""
+        return self._store.prefix_length(hashes) if self._store is not None and hashes else 0
+
+    def has_segment(self, names: Sequence[BlockHash]) -> bool:
+        """All parts of a closed segment are on disk."""
+        return self._segment_store is not None and self._segment_store.prefix_length(names) == len(names)
 
     @property
     def keeps(self) -> bool:
@@ -122,12 +153,18 @@ class Residency:
             self._telemetry.count("kv_load_failures_total")
         seconds = time.perf_counter() - start
         size_bytes = sum(len(view) for view in views[: job.good])
+        size_bytes += sum(len(view) for part in job.segments[: job.good_segments] for view in part.views)
         self._observer.load(LoadObservation(size_bytes, seconds))
         self._telemetry.observe("kv_load_seconds", seconds)
         self._post(partial(self._filled, job, done))
 
     def _fill_batches(self, job: LoadJob, views: list[memoryview]) -> None:
         assert self._store is not None
+        for part in job.segments:
+            assert self._segment_store is not None
+            if job.abandoned or self._segment_store.load(part.names, part.views) < len(part.names):
+                return
+            job.good_segments += 1
         while job.good < len(views) and not job.abandoned:
             end = min(job.good + LOAD_BATCH, len(views))
             wanted = end - job.good
@@ -163,12 +200,38 @@ class Residency:
         self._saving_blocks -= len(blocks)
         self._pool.release(blocks)
 
+    def save_segment(
+        self, owner: str, names: Sequence[BlockHash], views: Sequence[memoryview], done: Callable[[], None]
+    ) -> None:
+        """Write a closed segment in the background; `done` is called on the engine thread, also without a store."""
+        store = self._segment_store
+        if store is None:
+            done()
+            return
+        self._saver.submit(partial(self._write_segment, store, owner, names, views, done))
+
+    def _write_segment(
+        self,
+        store: KVStore,
+        owner: str,
+        names: Sequence[BlockHash],
+        views: Sequence[memoryview],
+        done: Callable[[], None],
+    ) -> None:
+        try:
+            with self._telemetry.span("kv_save"):
+                store.save(names, views, owner)
+        except Exception:  # as in `_write`
+            _LOG.exception("a closed segment couldn't be saved")
+            self._telemetry.count("kv_save_failures_total")
+        self._post(done)
+
     def skip(self, blocks: int) -> None:
         """Count blocks that aren't saved because the disk doesn't keep up."""
         self._telemetry.count("kv_save_skipped_blocks_total", blocks)
 
     def forget(self, owner: str) -> Future[int]:
-        """Drop an owner's blocks: from RAM now, from the store after the saves that are under way."""
+        """Drop an owner's blocks: from RAM now, from the stores after the saves that are under way."""
         self._cache.forget(owner, self._pool)
-        store = self._store
-        return self._saver.submit(lambda: store.forget(owner) if store is not None else 0)
+        stores = [store for store in (self._store, self._segment_store) if store is not None]
+        return self._saver.submit(lambda: sum(store.forget(owner) for store in stores))

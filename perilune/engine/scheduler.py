@@ -20,6 +20,7 @@ from perilune.core import (
     EngineStats,
     EngineToken,
     FinishReason,
+    SequenceSpec,
     ServiceClass,
     TokenLogprob,
 )
@@ -27,9 +28,13 @@ from perilune.engine.block_pool import BlockPool
 from perilune.engine.policy import ChunkController, EngineLimits, is_batch, rank, sacrifice
 from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.residency import LoadJob, Residency
+from perilune.engine.segments import NOWHERE, Held, Segments
 from perilune.engine.sequence import EngineSequence, SequenceState
 from perilune.runtime.mri import SequenceSlice, StepPlan, StepResult
 from perilune.telemetry import Telemetry
+
+MAX_JUMPS = 3
+"""Times that a sequence tries to start from segments on disk: each one drops what it finds damaged."""
 
 SAVE_BLOCKS = 64
 """Blocks saved together, at absolute multiples: one segment file. A killed ingest loses at most 2,048
@@ -44,9 +49,10 @@ class Scheduler:
         pool: BlockPool,
         cache: PrefixCache,
         residency: Residency,
+        segments: Segments | None,
         controller: ChunkController,
         limits: EngineLimits,
-        capacity_tokens: int,
+        capacity: Callable[[SequenceSpec], int],
         send: Callable[[EngineSequence, EngineEvent], None],
         ended: Callable[[EngineSequence], None],
         telemetry: Telemetry,
@@ -54,9 +60,10 @@ class Scheduler:
         self._pool = pool
         self._cache = cache
         self._residency = residency
+        self._segments = segments
         self._controller = controller
         self._limits = limits
-        self._capacity_tokens = capacity_tokens
+        self._capacity = capacity
         self._send = send
         self._ended = ended
         self._telemetry = telemetry
@@ -64,6 +71,7 @@ class Scheduler:
         self._waiting: list[EngineSequence] = []
         self._running: list[EngineSequence] = []  # admitted: RUNNING or LOADING
         self._loads: dict[str, LoadJob] = {}
+        self._now = 0.0
 
     # ---------------------------------------------------------------------------------------- queries
 
@@ -77,6 +85,11 @@ class Scheduler:
     @property
     def sequences(self) -> list[EngineSequence]:
         return list(self._sequences.values())
+
+    @property
+    def running(self) -> list[EngineSequence]:
+        """Sequences that steps may take from, not those whose KV is still coming."""
+        return [s for s in self._running if s.state is SequenceState.RUNNING]
 
     def stats(self) -> EngineStats:
         first = ServiceClass.P0_INTERACTIVE
@@ -92,7 +105,8 @@ class Scheduler:
 
     def add(self, sequence: EngineSequence) -> None:
         """Queue a new sequence."""
-        cached = BLOCK_TOKENS * sum(self._residency.lookup(self._reusable(sequence)))
+        places = self._tiers if sequence.tiered else self._residency
+        cached = BLOCK_TOKENS * sum(places.lookup(self._reusable(sequence)))
         sequence.expected_tokens = sequence.target - cached
         work_s = self._controller.predict_s(cached, sequence.expected_tokens)
         sequence.priority_s = sequence.arrival_s + work_s
@@ -109,13 +123,25 @@ class Scheduler:
         """End a sequence and give its blocks back."""
         self._abandon_load(sequence)
         self._save(sequence, last=True)
-        self._pool.release(sequence.block_table)
-        sequence.block_table = []
+        self._release(sequence)
         (self._waiting if sequence.state is SequenceState.WAITING else self._running).remove(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.seq_id]
         self._ended(sequence)
         self._send(sequence, EngineFinished(sequence.seq_id, reason, error))
+
+    def _release(self, sequence: EngineSequence) -> None:
+        """Take everything back that a sequence holds."""
+        if sequence.tiered:
+            self._tiers.release(sequence)
+            return
+        self._pool.release(sequence.block_table)
+        sequence.block_table, sequence.computed, sequence.named_blocks = [], 0, 0
+
+    @property
+    def _tiers(self) -> Segments:
+        assert self._segments is not None, "a tiered sequence without tiers"
+        return self._segments
 
     def forget(self, owner: str) -> None:
         """What running sequences compute for `owner` from now on is neither shared nor saved."""
@@ -127,8 +153,9 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before something arrives or completes."""
-        self._expire_loads(now)
-        self._admit(now)
+        self._now = now
+        self._expire_loads()
+        self._admit()
         active = [s for s in self._running if s.state is SequenceState.RUNNING]
         if any(not is_batch(s) for s in self._sequences.values()):
             active = [s for s in active if not is_batch(s)]
@@ -157,7 +184,8 @@ class Scheduler:
             ):
                 return
             chunk = self._controller.chunk(sequence.computed, budget, sequence.remaining)
-            size = sequence.next_chunk(min(tokens, chunk))
+            border = self._tiers.rules.to_border(sequence.computed) if sequence.tiered else None
+            size = sequence.next_chunk(min(tokens, chunk), border)
             if size > 0 and self._plan_slice(sequence, size, slices):
                 spent_s = self._controller.predict_s(sequence.computed, size)
                 budget = replace(budget, seconds=budget.seconds - spent_s)
@@ -166,21 +194,24 @@ class Scheduler:
         start, end = sequence.computed, sequence.computed + size
         if not self._cover(sequence, end, slices):
             return False
+        samples = sequence.samples and end == sequence.target
         slices[sequence.seq_id] = SequenceSlice(
             sequence.seq_id,
             sequence.tokens[start:end],
             start,
             tuple(sequence.block_table),
-            sequence.samples and end == sequence.target,
+            samples,
+            self._tiers.visible(sequence, start, size, samples) if sequence.tiered else (),
+            sequence.attention,
         )
         return True
 
     def _cover(self, sequence: EngineSequence, tokens: int, slices: dict[str, SequenceSlice]) -> bool:
         """Give a sequence blocks up to `tokens`, preempting lower and younger ones outside the plan."""
-        missing = _blocks_for(tokens) - len(sequence.block_table)
-        if missing <= 0:
-            return True
-        while (blocks := self._pool.allocate(missing)) is None:
+        if sequence.tiered:  # a full disk queue may have held blocks back that nothing reads any more
+            self._save(sequence)
+            self._tiers.advance(sequence)
+        while not self._extend(sequence, tokens):
             victims = [
                 s
                 for s in self._running
@@ -192,13 +223,20 @@ class Scheduler:
             if not victims:
                 return False
             self._preempt(max(victims, key=sacrifice))
-        sequence.block_table += blocks
         return True
+
+    def _extend(self, sequence: EngineSequence, tokens: int) -> bool:
+        missing = _blocks_for(tokens) - len(sequence.block_table)
+        if missing > 0:
+            blocks = self._pool.allocate(missing)
+            if blocks is None:
+                return False
+            sequence.block_table += blocks
+        return not sequence.tiered or self._tiers.reserve(sequence, tokens)
 
     def _preempt(self, sequence: EngineSequence) -> None:
         self._abandon_load(sequence)
-        self._pool.release(sequence.block_table)
-        sequence.block_table, sequence.computed, sequence.named_blocks = [], 0, 0
+        self._release(sequence)
         sequence.state, sequence.preempted = SequenceState.WAITING, True
         self._running.remove(sequence)
         self._waiting.append(sequence)
@@ -206,6 +244,13 @@ class Scheduler:
 
     def _adopt(self, sequence: EngineSequence) -> None:
         """Take over blocks that somebody else computed since this sequence was admitted."""
+        if sequence.tiered:
+            held = self._tiers.match(sequence)
+            if held.tokens > sequence.computed:
+                sequence.cached_ram_tokens += 0 if sequence.preempted else held.tokens - sequence.computed
+                self._tiers.take(sequence, held)
+                self._share(sequence)
+            return
         while sequence.computed % BLOCK_TOKENS == 0:
             index = sequence.computed // BLOCK_TOKENS
             if index >= sequence.reusable_blocks:
@@ -222,17 +267,23 @@ class Scheduler:
 
     # -------------------------------------------------------------------------------------- admission
 
-    def _admit(self, now: float) -> None:
+    def _admit(self) -> None:
         """Take waiting sequences in, in order. One that has to wait for room holds all behind it back."""
         for sequence in sorted(self._waiting, key=rank):
             if is_batch(sequence) and not self._batch_may_start(sequence):
                 continue
             if self._follows(sequence):
                 continue
-            held = self._cache.match(self._reusable(sequence))
+            held = self._match(sequence)
             if not self._make_room(sequence, held):
                 return
-            self._start(sequence, held, now)
+            self._start(sequence, held)
+
+    def _match(self, sequence: EngineSequence) -> Held:
+        if sequence.tiered:
+            return self._tiers.match(sequence)
+        blocks = self._cache.match(self._reusable(sequence))
+        return Held(len(blocks) * BLOCK_TOKENS, blocks, [])
 
     def _batch_may_start(self, sequence: EngineSequence) -> bool:
         """Only when nothing interactive is there, and one ingest at a time: two would only evict each other."""
@@ -243,7 +294,8 @@ class Scheduler:
     def _follows(self, sequence: EngineSequence) -> bool:
         """A running sequence, not of a lower class, is about to compute (or load) the next block it needs."""
         hashes = self._reusable(sequence)
-        index = self._cache.match_length(hashes)
+        tiered = sequence.tiered
+        index = self._match(sequence).tokens // BLOCK_TOKENS if tiered else self._cache.match_length(hashes)
         return index < len(hashes) and any(
             leader.service_class <= sequence.service_class
             and not leader.forgotten
@@ -252,89 +304,154 @@ class Scheduler:
             for leader in self._running
         )
 
-    def _make_room(self, sequence: EngineSequence, held: list[int]) -> bool:
+    def _make_room(self, sequence: EngineSequence, held: Held) -> bool:
         """A place in the batch, and blocks for the whole prompt beside what the running ones still need."""
         lower = [s for s in self._running if s.service_class > sequence.service_class]
-        if self._shortage(sequence, held) > sum(len(s.block_table) for s in lower):
+        blocks, slots = self._shortage(sequence, held), self._slot_shortage(sequence, held)
+        if blocks > sum(s.held_blocks for s in lower) or slots > sum(len(s.segments) for s in lower):
             return False
         lower.sort(key=sacrifice)
-        while self._shortage(sequence, held) > 0 or len(self._running) >= self._limits.batch:
+        while (
+            self._shortage(sequence, held) > 0
+            or self._slot_shortage(sequence, held) > 0
+            or len(self._running) >= self._limits.batch
+        ):
             if not lower:
                 return False
             self._preempt(lower.pop())
         return True
 
-    def _shortage(self, sequence: EngineSequence, held: list[int]) -> int:
+    def _shortage(self, sequence: EngineSequence, held: Held) -> int:
         """Blocks that are missing for the whole prompt; zero or less when there are enough."""
-        missing = _blocks_for(sequence.target + sequence.samples) - len(held)
-        idle = sum(self._pool.references(block) == 0 for block in held)
+        blocks = held.blocks
+        missing = self._need(sequence, sequence.target + sequence.samples) - len(blocks)
+        idle = sum(self._pool.references(block) == 0 for block in blocks)
         promised = sum(
-            max(0, _blocks_for(s.target) - len(s.block_table))
+            max(0, self._need(s, s.target) - s.held_blocks)
             for s in self._running
             if s.service_class <= sequence.service_class
         )
         return missing + idle + promised - self._pool.available
 
-    def _start(self, sequence: EngineSequence, held: list[int], now: float) -> None:
-        self._pool.retain(held)
+    def _slot_shortage(self, sequence: EngineSequence, held: Held) -> int:
+        if not sequence.tiered:
+            return 0
+        ahead = [s for s in self._running if s.service_class <= sequence.service_class]
+        return self._tiers.shortage(sequence, held, ahead)
+
+    def _need(self, sequence: EngineSequence, tokens: int) -> int:
+        """Most blocks that a sequence holds at once on its way to `tokens`."""
+        return self._tiers.rules.blocks_needed(tokens) if sequence.tiered else _blocks_for(tokens)
+
+    def _start(self, sequence: EngineSequence, held: Held) -> None:
         self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.state, sequence.admitted = SequenceState.RUNNING, True
-        sequence.block_table = held
-        sequence.computed = len(held) * BLOCK_TOKENS
+        self._take(sequence, held)
         if not sequence.preempted:
             sequence.cached_ram_tokens = sequence.computed
         self._share(sequence)
-        self._load(sequence, now)
+        self._load(sequence)
         self._progress(sequence)
         if sequence.remaining == 0:
             self._finish_prompt(sequence)
 
+    def _take(self, sequence: EngineSequence, held: Held) -> None:
+        if sequence.tiered:
+            self._tiers.take(sequence, held)
+            return
+        self._pool.retain(held.table)
+        sequence.block_table, sequence.computed = held.table, held.tokens
+
     # -------------------------------------------------------------------------------------- disk tier
 
-    def _load(self, sequence: EngineSequence, now: float) -> None:
+    def _load(self, sequence: EngineSequence) -> None:
+        if sequence.disk_failed or (sequence.tiered and self._jump(sequence)):
+            return
         first = len(sequence.block_table)
         hashes = self._reusable(sequence)
-        count = 0 if sequence.disk_failed else self._residency.on_disk(hashes, first)
+        count = self._residency.on_disk(hashes, first)
+        if sequence.tiered:  # segment by segment: each one closes before the next is read
+            count = min(count, self._tiers.rules.to_border(first * BLOCK_TOKENS) // BLOCK_TOKENS)
         blocks = self._pool.allocate(count)
         if not count or blocks is None:
             return
         sequence.block_table += blocks
         sequence.state = SequenceState.LOADING
-        compute_s = self._controller.predict_s(sequence.computed, count * BLOCK_TOKENS)
-        deadline_s = now + max(self._limits.load_floor_s, compute_s)
+        deadline_s = self._load_deadline_s(sequence.computed, count * BLOCK_TOKENS)
         job = LoadJob(sequence.seq_id, first, hashes[first : first + count], blocks, deadline_s)
         self._loads[sequence.seq_id] = job
         self._residency.load(job, self._loaded)
 
+    def _load_deadline_s(self, start: int, tokens: int) -> float:
+        """When computing would have been faster."""
+        return self._now + max(self._limits.load_floor_s, self._controller.predict_s(start, tokens))
+
+    def _jump(self, sequence: EngineSequence) -> bool:
+        """Load closed segments and only the last blocks, where that leads further than RAM does."""
+        job = None
+        if sequence.jumps < MAX_JUMPS:
+            job = self._tiers.jump(sequence, self._load_deadline_s)
+        if job is None:
+            return False
+        sequence.jumps += 1
+        sequence.state = SequenceState.LOADING
+        self._loads[sequence.seq_id] = job
+        self._residency.load(job, self._loaded)
+        return True
+
     def _loaded(self, job: LoadJob) -> None:
+        if job.is_jump:
+            self._tiers.jump_over(job)
         if not job.abandoned:
             del self._loads[job.seq_id]
-            self._take_loaded(self._sequences[job.seq_id], job)
+            self._take_loaded(self._sequences[job.seq_id], job, job.good)
 
-    def _expire_loads(self, now: float) -> None:
+    def _expire_loads(self) -> None:
         """A disk slower than computing: keep what came, compute the rest in other blocks."""
-        for job in [job for job in self._loads.values() if now >= job.deadline_s]:
+        for job in [job for job in self._loads.values() if self._now >= job.deadline_s]:
             sequence = self._sequences[job.seq_id]
             self._abandon_load(sequence)
-            good = self._take_loaded(sequence, job)
-            self._pool.release(sequence.block_table[job.first + good :])
-            del sequence.block_table[job.first + good :]
+            sequence.disk_failed = True
+            good = job.good  # the I/O thread may raise it meanwhile
+            if not job.is_jump:
+                self._pool.release(sequence.block_table[job.first + good :])
+                del sequence.block_table[job.first + good :]
+            self._take_loaded(sequence, job, good)
             self._telemetry.count("kv_load_timeouts_total")
 
-    def _take_loaded(self, sequence: EngineSequence, job: LoadJob) -> int:
-        good = job.good  # the I/O thread may raise it meanwhile
-        for name, block in zip(job.hashes[:good], job.blocks[:good], strict=True):
-            self._cache.add(name, block, self._pool)
+    def _take_loaded(self, sequence: EngineSequence, job: LoadJob, good: int) -> None:
+        """Go on with the `good` leading blocks of a load."""
+        if job.is_jump:
+            self._take_jump(sequence, job)
+            return
+        for place, (name, block) in enumerate(zip(job.hashes[:good], job.blocks[:good], strict=True), job.first):
+            self._cache.add(name, block, self._pool, place)
         sequence.state = SequenceState.RUNNING
         sequence.computed = (job.first + good) * BLOCK_TOKENS
         sequence.cached_disk_tokens += 0 if sequence.preempted else good * BLOCK_TOKENS
         sequence.disk_failed = good < len(job.blocks)
         self._share(sequence)
+        if sequence.tiered:
+            self._tiers.settle(sequence)
+            self._load(sequence)
         self._progress(sequence)
         if sequence.remaining == 0:
             self._finish_prompt(sequence)
-        return good
+
+    def _take_jump(self, sequence: EngineSequence, job: LoadJob) -> None:
+        """A jump has ended: go on where it leads; where bytes were lost, from RAM and by another jump."""
+        sequence.state = SequenceState.RUNNING
+        if self._tiers.landed(sequence, job):
+            found = 0 if sequence.preempted else sequence.computed - sequence.cached_ram_tokens
+            sequence.cached_disk_tokens += max(0, found)
+        else:
+            self._tiers.take(sequence, self._tiers.match(sequence))
+        self._share(sequence)
+        self._load(sequence)
+        self._progress(sequence)
+        if sequence.remaining == 0:
+            self._finish_prompt(sequence)
 
     def _abandon_load(self, sequence: EngineSequence) -> None:
         job = self._loads.pop(sequence.seq_id, None)
@@ -357,7 +474,9 @@ class Scheduler:
             end = min(ready, (start // SAVE_BLOCKS + 1) * SAVE_BLOCKS)
             if end % SAVE_BLOCKS and not flush:
                 return
-            self._residency.save(sequence.owner, sequence.hashes[start:end], sequence.block_table[start:end])
+            blocks = sequence.block_table[start:end]
+            if NOWHERE not in blocks[-1:]:  # else it was found as a closed segment, not computed here
+                self._residency.save(sequence.owner, sequence.hashes[start:end], blocks)
             sequence.saved_blocks = end
 
     # --------------------------------------------------------------------------------- after the step
@@ -371,6 +490,8 @@ class Scheduler:
             decoded = sequence.decodes
             sequence.computed = piece.end
             self._share(sequence)
+            if sequence.tiered:
+                self._tiers.advance(sequence)
             if not decoded:
                 self._progress(sequence)
             if piece.sample:
@@ -392,7 +513,7 @@ class Scheduler:
             self.finish(sequence, FinishReason.STOP)
             return
         sequence.tokens.append(token)
-        full = len(sequence.tokens) >= self._capacity_tokens
+        full = len(sequence.tokens) >= self._capacity(spec)
         if full or sequence.generated_tokens >= spec.max_new_tokens:
             self.finish(sequence, FinishReason.LENGTH)
 
@@ -406,8 +527,9 @@ class Scheduler:
         if not sequence.forgotten and sequence.named_blocks < whole:
             names = sequence.hashes[sequence.named_blocks : whole]
             blocks = sequence.block_table[sequence.named_blocks : whole]
-            for name, block in zip(names, blocks, strict=True):
-                self._cache.add(name, block, self._pool)
+            for place, (name, block) in enumerate(zip(names, blocks, strict=True), sequence.named_blocks):
+                if block != NOWHERE:
+                    self._cache.add(name, block, self._pool, place)
             if sequence.owner is not None:
                 self._cache.own(names, sequence.owner)
             sequence.named_blocks = whole

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perilune.core import BLOCK_TOKENS, EngineEvent, SequenceSpec, ServiceClass
+from perilune.core import BLOCK_TOKENS, EngineEvent, KVPolicy, SequenceSpec, ServiceClass
+from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import BlockHash
 
 Emit = Callable[[EngineEvent], None]
@@ -30,7 +31,11 @@ class SequenceState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class EngineSequence:
-    """`hashes` name the whole blocks of the prompt; `serial` is the order of arrival."""
+    """`hashes` name the whole blocks of the prompt; `serial` is the order of arrival.
+
+    The last fields are those of tiered sequences (`segments`): `block_table` holds -1 where a closed segment is
+    read instead.
+    """
 
     spec: SequenceSpec
     emit: Emit
@@ -53,10 +58,24 @@ class EngineSequence:
     cached_disk_tokens: int = 0
     disk_failed: bool = False  # a load came back short: compute the rest, don't ask the disk again
     opened: bool = False  # the runtime has a context for it
+    attention: AttentionPolicy | None = None  # how decode reads closed segments
+    segments: list[int] = field(default_factory=list)  # slots of the complete segments, in order
+    closing: dict[int, int] = field(default_factory=dict)  # segments not closed yet: records that are made
+    released_segments: int = 0  # leading segments whose blocks were given back
+    released_blocks: int = 0
+    jumps: int = 0  # loads of segments that were tried
 
     def __post_init__(self) -> None:
         self.tokens = list(self.spec.token_ids)
         self.owner = self.spec.persist_owner
+
+    @property
+    def tiered(self) -> bool:
+        return self.spec.kv_policy is KVPolicy.TIERED
+
+    @property
+    def held_blocks(self) -> int:
+        return len(self.block_table) - self.released_blocks
 
     @property
     def seq_id(self) -> str:
@@ -119,8 +138,16 @@ class EngineSequence:
         """Leading shared blocks whose KV is complete."""
         return min(self.computed // BLOCK_TOKENS, self.shared_blocks)
 
-    def next_chunk(self, limit: int) -> int:
-        """At most `limit` tokens of prompt, ending where blocks end, and never leaving one token behind."""
+    def unsaved_blocks(self, end: int) -> bool:
+        """Some of the blocks before `end` still have to be handed to the saver."""
+        return self.owner is not None and self.saved_blocks < min(end, self.persisted_blocks)
+
+    def next_chunk(self, limit: int, border: int | None = None) -> int:
+        """At most `limit` tokens of prompt, ending where blocks end, and never leaving one token behind.
+
+        `border` tokens on the chunk ends in any case: a last token that stands behind it always does."""
+        if border is not None and border <= min(limit, self.remaining):
+            return border
         if limit >= self.remaining:
             return self.remaining
         end = (self.computed + limit) // BLOCK_TOKENS * BLOCK_TOKENS

@@ -7,24 +7,45 @@ threads or queues. Not thread-safe, but for `lookup`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
-from perilune.core import BLOCK_TOKENS, CachedTokens, EngineEvent, EngineStats, FinishReason
+from perilune.core import (
+    BLOCK_TOKENS,
+    CachedTokens,
+    EngineEvent,
+    EngineStats,
+    FinishReason,
+    KVPolicy,
+    SequenceSpec,
+)
 from perilune.engine.block_pool import BlockPool
 from perilune.engine.observe import EngineObserver, StepObservation
 from perilune.engine.policy import ChunkController, EngineLimits
 from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.residency import Post, Residency, Worker
 from perilune.engine.scheduler import Scheduler
+from perilune.engine.segments import Segments
 from perilune.engine.sequence import EngineSequence
-from perilune.errors import PeriluneError
+from perilune.engine.tier_moves import TierMoves
+from perilune.engine.tier_rules import TierRules
+from perilune.errors import ConfigError, InvalidRequest, PeriluneError
+from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import BlockHash
 from perilune.runtime.kv.store import KVStore
 from perilune.runtime.mri import CancelFlag, ModelRuntime, StepAbandoned, StepPlan
 from perilune.telemetry import Telemetry
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TierPolicy:
+    """How tiered sequences are served: WARM tokens of each (spec R4), and attention presets by name (spec R8)."""
+
+    warm_tokens: int = 65536
+    presets: Mapping[str, AttentionPolicy] = field(default_factory=lambda: {"general": AttentionPolicy()})
 
 
 class Stepper:
@@ -43,6 +64,8 @@ class Stepper:
         clock: Callable[[], float],
         telemetry: Telemetry,
         observer: EngineObserver,
+        segment_store: KVStore | None = None,
+        tier_policy: TierPolicy | None = None,
     ) -> None:
         self._runtime = runtime
         self._clock = clock
@@ -50,7 +73,7 @@ class Stepper:
         self._observer = observer
         self._ended = ended
         self._deaf: list[str] = []  # sequences whose listener raised
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(_branches(runtime, limits))
         self.pool = BlockPool(runtime.num_blocks, self._evicted)
         self._controller = ChunkController(limits)
         self._residency = Residency(
@@ -58,6 +81,7 @@ class Stepper:
             self.cache,
             runtime.block_view,
             store if runtime.capabilities.kv_bytes else None,
+            segment_store,
             loader,
             saver,
             post,
@@ -65,17 +89,46 @@ class Stepper:
             observer,
         )
         self.capacity_tokens = min(runtime.max_context_tokens, runtime.num_blocks * BLOCK_TOKENS)
+        self._tier_policy = tier_policy or TierPolicy()
+        self.segments, self._moves = self._make_segments(loader, post)
         self._scheduler = Scheduler(
             self.pool,
             self.cache,
             self._residency,
+            self.segments,
             self._controller,
             limits,
-            self.capacity_tokens,
+            self.capacity,
             self._send,
             self._close,
             telemetry,
         )
+
+    def _make_segments(self, worker: Worker, post: Post) -> tuple[Segments | None, TierMoves | None]:
+        tiers = self._runtime.tiers
+        if tiers is None:
+            return None, None
+        rules = TierRules(tiers.spec, self._tier_policy.warm_tokens)
+        segments = Segments(tiers, rules, self.pool, self.cache, self._residency, self._telemetry)
+        return segments, TierMoves(segments, tiers, worker, post, self._telemetry)
+
+    def capacity(self, spec: SequenceSpec) -> int:
+        """Most tokens of such a sequence. Raises `InvalidRequest` for a policy or preset that isn't served."""
+        if spec.kv_policy is KVPolicy.FULL:
+            return self.capacity_tokens
+        if self.segments is None:
+            raise InvalidRequest(
+                "This runtime keeps no tiers of KV.",
+                hint="Set kv_cache.policy to full, or load the model with tiers.",
+            )
+        if spec.preset not in self._tier_policy.presets:
+            raise InvalidRequest(
+                f"There is no attention preset {spec.preset!r}.",
+                hint=f"Use one of {', '.join(sorted(self._tier_policy.presets))}.",
+                param="preset",
+            )
+        shape = self.segments.rules.spec
+        return min(self._runtime.max_context_tokens, shape.slots * shape.segment_tokens)
 
     # -------------------------------------------------------------------------- the three-part step
 
@@ -98,9 +151,12 @@ class Stepper:
     def execute(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else."""
         decoding = self._scheduler.decoding(plan)
-        start = self._clock()
         try:
+            self._prepare(plan, cancelled)
+            start = self._clock()
             result = self._runtime.forward_step(plan, cancelled)
+            seconds = self._clock() - start
+            self._close_segments(plan, cancelled)
         except StepAbandoned:
             self._telemetry.count("engine_steps_abandoned_total")
             return
@@ -109,9 +165,31 @@ class Stepper:
             self._telemetry.count("engine_steps_failed_total")
             self._scheduler.fail(plan, _safe_message(error))
             return
-        self._observe(plan, decoding, self._clock() - start)
+        self._observe(plan, decoding, seconds)
         self._scheduler.update(plan, result)
         self._hang_up()
+        if self._moves is not None:
+            self._moves.balance(self._scheduler.running)
+
+    def _prepare(self, plan: StepPlan, cancelled: CancelFlag) -> None:
+        """Have what tiered sequences are about to read. Raises `StepAbandoned`."""
+        if self.segments is None or self._moves is None:
+            return
+        for piece in plan.slices:
+            sequence = self._scheduler.get(piece.seq_id)
+            if piece.segments and sequence is not None:
+                self.segments.prepare(sequence, piece, cancelled)
+                if not sequence.decodes:
+                    self._moves.fetch(piece.segments)
+
+    def _close_segments(self, plan: StepPlan, cancelled: CancelFlag) -> None:
+        """Close segments that this step completed. A set flag only delays it."""
+        if self.segments is None:
+            return
+        for piece in plan.slices:
+            sequence = self._scheduler.get(piece.seq_id)
+            if sequence is not None and sequence.closing:
+                self.segments.close(sequence, piece, cancelled)
 
     def _observe(self, plan: StepPlan, decoding: set[str], seconds: float) -> None:
         chunks = [(p.start, len(p.token_ids)) for p in plan.slices if p.seq_id not in decoding]
@@ -126,6 +204,8 @@ class Stepper:
     # ---------------------------------------------------------------------------- between two steps
 
     def add(self, sequence: EngineSequence) -> None:
+        if sequence.tiered:
+            sequence.attention = self._tier_policy.presets[sequence.spec.preset]
         self._scheduler.add(sequence)
 
     def cancel(self, seq_id: str) -> None:
@@ -134,6 +214,8 @@ class Stepper:
     def forget(self, owner: str) -> Future[int]:
         """Drop an owner's KV. The future holds the disk bytes freed."""
         self._scheduler.forget(owner)
+        if self.segments is not None:
+            self.segments.forget(owner)
         return self._residency.forget(owner)
 
     @property
@@ -148,7 +230,8 @@ class Stepper:
 
     def lookup(self, hashes: Sequence[BlockHash]) -> CachedTokens:
         """Leading tokens whose KV exists, by tier. From any thread."""
-        in_ram, on_disk = self._residency.lookup(hashes)
+        places = self._residency if self.segments is None else self.segments
+        in_ram, on_disk = places.lookup(hashes)
         return CachedTokens(in_ram * BLOCK_TOKENS, on_disk * BLOCK_TOKENS)
 
     def stats(self) -> EngineStats:
@@ -161,6 +244,8 @@ class Stepper:
         """Raises AssertionError when a block leaked or a name is wrong."""
         self.pool.check_integrity()
         self.cache.check_integrity(self.pool)
+        if self.segments is not None:
+            self.segments.check_integrity()
 
     # ------------------------------------------------------------------------------------- call-backs
 
@@ -207,6 +292,21 @@ class Stepper:
     def _evicted(self, blocks: Sequence[int]) -> None:
         self.cache.discard(blocks)
         self._runtime.evict_kv(blocks)
+
+
+def _branches(runtime: ModelRuntime, limits: EngineLimits) -> int:
+    """Shared blocks that may lie at the same place: what the runtime bears, less one private block a sequence.
+
+    Raises `ConfigError` if that leaves none.
+    """
+    most = runtime.capabilities.max_branches
+    if most and most <= limits.batch:
+        raise ConfigError(
+            f"The model runtime takes {most} sequences; runtime.max_batch_size is {limits.batch}.",
+            hint=f"Set it to less than {most}.",
+            param="runtime.max_batch_size",
+        )
+    return most - limits.batch if most else 0
 
 
 def _safe_message(error: Exception) -> str:

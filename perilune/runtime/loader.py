@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,10 +20,16 @@ from perilune.errors import ConfigError, Overloaded
 from perilune.kernels import select as kernel_choice
 from perilune.kernels.interface import Kernels, PackedLinear
 from perilune.kernels.reference import ReferenceKernels
+from perilune.kernels.tiers import SEGMENT_TOKENS, SegmentLayout
 from perilune.runtime.chat_template import JinjaChatTemplate, load_chat_template
-from perilune.runtime.checkpoint import FolderCheckpoint, GGUFCheckpoint, open_checkpoint
+from perilune.runtime.checkpoint import Checkpoint, FolderCheckpoint, GGUFCheckpoint, open_checkpoint
+from perilune.runtime.kv.sizing import SEGMENT_SHARE, TierSettings, hot_tokens, least_blocks, tier_size
 from perilune.runtime.kv.spec import KVSpec
+from perilune.runtime.kv.tiers import TierSize
+from perilune.runtime.lora import LoraAdapter, MergedCheckpoint
 from perilune.runtime.memory import free_memory_bytes
+from perilune.runtime.model_config import ModelConfig
+from perilune.runtime.mri import ModelRuntime
 from perilune.runtime.tokenizer import ModelTokenizer, load_tokenizer
 from perilune.runtime.torch_runtime import TorchRuntime
 from perilune.runtime.weights import (
@@ -59,7 +65,7 @@ class ModelInfo:
 class LoadedModel:
     """A model ready to serve. `chat_template` is None for a base model."""
 
-    runtime: TorchRuntime
+    runtime: ModelRuntime
     tokenizer: ModelTokenizer
     chat_template: JinjaChatTemplate | None
     info: ModelInfo
@@ -84,22 +90,23 @@ class ModelDescription:
 
 
 def describe_model(
-    path: Path, *, dtype: Precision = "bf16", decode_weights: DecodeWeights = "auto"
+    path: Path, *, dtype: Precision = "bf16", decode_weights: DecodeWeights = "auto", lora: Path | None = None
 ) -> ModelDescription:
-    """Read metadata and predict memory. Raises `UnsupportedModel`."""
+    """Read metadata and predict memory, with the adapter `lora` where one is named. Raises `UnsupportedModel`."""
     checkpoint = open_checkpoint(path)
     try:
         config = checkpoint.config
+        merged = with_lora(checkpoint, lora)
         spec = KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype, "")
         return ModelDescription(
             model_id=model_id_of(path),
             architecture=config.architecture,
             max_context_tokens=config.max_context_tokens,
             parameters=config.parameters,
-            languages=_languages(checkpoint),
+            languages=languages_of(checkpoint),
             has_chat_template=load_chat_template(checkpoint) is not None,
-            stored_bytes=checkpoint.stored_bytes(),
-            need=memory_need(checkpoint, dtype, decode_weights),
+            stored_bytes=merged.stored_bytes(),
+            need=memory_need(merged, dtype, decode_weights),
             kv_token_bytes=spec.token_bytes,
         )
     finally:
@@ -113,13 +120,16 @@ def load_model(
     decode_weights: DecodeWeights = "auto",
     num_blocks: int | None = None,
     kv_bytes: int = 0,
+    tiers: TierSettings | None = None,
     threads: int = 0,
     model_id: str | None = None,
     kernels: Kernels | None = None,
+    lora: Path | None = None,
 ) -> LoadedModel:
-    """Load a model and allocate its KV: `num_blocks`, else `kv_bytes` worth, else a quarter of free memory.
+    """Load a model and allocate its KV: `num_blocks`, else `kv_bytes` worth, else a quarter of free memory; with
+    `tiers`, half of it for closed segments.
 
-    `threads` 0 is every core this process may use; it sets PyTorch's thread count.
+    `threads` 0 is every core this process may use; it sets PyTorch's thread count. `lora` is a PEFT folder to merge.
 
     Raises `UnsupportedModel` for what can't be run, `Overloaded` for what doesn't fit.
     """
@@ -129,18 +139,24 @@ def load_model(
         fp32 = dtype == "fp32"
         kernels = ReferenceKernels("fp32 mode") if fp32 else kernel_choice.load(torch.get_num_threads())
     checkpoint = open_checkpoint(path)
+    merged = with_lora(checkpoint, lora)
     config = checkpoint.config
     spec = KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype, "")
     free = free_memory_bytes()
-    blocks = _block_count(spec, num_blocks, kv_bytes, free)
-    max_positions = min(config.max_context_tokens, blocks * BLOCK_TOKENS)
-    builder = WeightBuilder(checkpoint, kernels, dtype, decode_weights, max_positions)
+    budget = kv_bytes or min(free // 4, MAX_DEFAULT_KV_BYTES)
+    size = _tier_size(spec, config, budget, num_blocks, tiers)
+    if size is not None and num_blocks is None:
+        budget = int(budget * (1 - SEGMENT_SHARE))
+    blocks = block_count(spec, num_blocks, budget, free)
+    longest = max(blocks * BLOCK_TOKENS, size.slots * SEGMENT_TOKENS if size is not None else 0)
+    max_positions = min(config.max_context_tokens, longest)
+    builder = WeightBuilder(merged, kernels, dtype, decode_weights, max_positions)
     weights = builder.build(free - blocks * spec.block_bytes)
-    fingerprint = model_fingerprint(checkpoint, weights, kernels)
-    runtime = TorchRuntime(weights, kernels, num_blocks=blocks, fingerprint=fingerprint)
+    fingerprint = model_fingerprint(merged, weights, kernels)
+    runtime = TorchRuntime(weights, kernels, num_blocks=blocks, fingerprint=fingerprint, tiers=size)
     tokenizer = load_tokenizer(checkpoint)
     template = load_chat_template(checkpoint)
-    languages = _languages(checkpoint)
+    languages = languages_of(checkpoint)
     checkpoint.close()
     info = ModelInfo(
         model_id=model_id or model_id_of(path),
@@ -161,26 +177,38 @@ def model_id_of(path: Path) -> str:
     return path.resolve().name.removesuffix(".gguf")
 
 
-def model_fingerprint(
-    checkpoint: GGUFCheckpoint | FolderCheckpoint, weights: ModelWeights, kernels: Kernels
-) -> str:
-    """A hex name for everything KV bytes depend on (spec D5): every byte of the files, config, precision, which
-    copies are resident, and whose arithmetic it is.
+def with_lora(checkpoint: Checkpoint, lora: Path | None) -> Checkpoint:
+    """The checkpoint, with a PEFT folder merged in where one is named."""
+    return checkpoint if lora is None else MergedCheckpoint(checkpoint, LoraAdapter(lora))
+
+
+def model_fingerprint(checkpoint: Checkpoint, weights: ModelWeights, kernels: Kernels) -> str:
+    """A hex name for everything KV bytes depend on (spec D5): every byte of the files (the adapter's too), config,
+    precision, which copies are resident, and whose arithmetic it is.
 
     Loading has just read the files, so a whole hash at memory speed (xxh3-128) adds little: it tells a fine-tuned
     tensor from the original. It needn't resist an attacker, who could replace the model itself.
     """
     embed = weights.embed.kind if isinstance(weights.embed, PackedLinear) else weights.precision
     torch_path = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    facts = (checkpoint.config, weights.precision, weights.resident, embed, kernels.level_name, torch_path)
+    facts = (
+        checkpoint.config,
+        weights.precision,
+        weights.resident,
+        weights.policy,
+        embed,
+        kernels.level_name,
+        torch_path,
+    )
     digest = hashlib.sha256(repr(facts).encode())
     for file in checkpoint.files:
         name = file.name if len(checkpoint.files) > 1 else ""
-        digest.update(f"{name}|{_content_hash(file)}".encode())
+        digest.update(f"{name}|{content_hash(file)}".encode())
     return digest.hexdigest()
 
 
-def _content_hash(path: Path) -> str:
+def content_hash(path: Path) -> str:
+    """xxh3-128 of a file, in hex."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         for start in range(0, len(mapped), _HASHED_BYTES):
@@ -189,7 +217,36 @@ def _content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _block_count(spec: KVSpec, num_blocks: int | None, kv_bytes: int, free_bytes: int) -> int:
+def _tier_size(
+    spec: KVSpec, config: ModelConfig, budget: int, num_blocks: int | None, settings: TierSettings | None
+) -> TierSize | None:
+    """Slots and frames of closed segments. Raises `ConfigError` where tiers make no sense or have no room."""
+    if settings is None:
+        return None
+    layers = sum(window is None for window in config.windows)
+    if not layers:
+        raise ConfigError(
+            "Every layer of this model attends to a sliding window only: there is nothing to put into tiers.",
+            hint="Set kv_cache.policy to full.",
+            param="kv_cache.policy",
+        )
+    hot = hot_tokens(config.windows, settings.hot_tokens)
+    blocks = num_blocks if num_blocks is not None else int(budget * (1 - SEGMENT_SHARE)) // spec.block_bytes
+    if blocks < least_blocks(spec, hot):
+        raise ConfigError(
+            f"Tiered KV needs {least_blocks(spec, hot)} blocks for one long sequence; there are {blocks}.",
+            hint="Raise kv_cache.ram, or set kv_cache.policy to full.",
+            param="kv_cache.ram",
+        )
+    asked = replace(settings, ram_bytes=settings.ram_bytes or int(budget * SEGMENT_SHARE))
+    return tier_size(SegmentLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim), layers, hot, asked)
+
+
+def block_count(spec: KVSpec, num_blocks: int | None, kv_bytes: int, free_bytes: int) -> int:
+    """Blocks of a pool: `num_blocks`, else `kv_bytes` worth, else a quarter of free memory.
+
+    Raises `ConfigError` if that is none, `Overloaded` if they don't fit.
+    """
     budget = kv_bytes or min(free_bytes // 4, MAX_DEFAULT_KV_BYTES)
     blocks = num_blocks if num_blocks is not None else budget // spec.block_bytes
     if blocks < 1:
@@ -206,7 +263,8 @@ def _block_count(spec: KVSpec, num_blocks: int | None, kv_bytes: int, free_bytes
     return blocks
 
 
-def _languages(checkpoint: GGUFCheckpoint | FolderCheckpoint) -> tuple[str, ...]:
+def languages_of(checkpoint: GGUFCheckpoint | FolderCheckpoint) -> tuple[str, ...]:
+    """Codes of the languages that a model's file names; empty when it names none."""
     languages: Sequence[str] = ()
     if isinstance(checkpoint, GGUFCheckpoint):
         languages = checkpoint.file.strings("general.languages")

@@ -16,13 +16,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
 from perilune.errors import InvalidStateError
-from perilune.kernels.interface import MAX_DECODE_ROWS, Kernels, KVLayout, RaggedBatch
+from perilune.kernels.interface import (
+    ATTENTION_STATS,
+    MAX_DECODE_ROWS,
+    Kernels,
+    KVLayout,
+    RaggedBatch,
+    SegmentBatch,
+)
 from perilune.kernels.memory import populate
+from perilune.kernels.tiers import AttentionPolicy, SegmentLayout
 from perilune.runtime.kv.spec import KVSpec
+from perilune.runtime.kv.tiers import SegmentTiers, TierSize
 from perilune.runtime.models.decoder import Decoder
 from perilune.runtime.mri import (
     CancelFlag,
@@ -43,6 +53,10 @@ them, and a caller may count on 50 ms."""
 
 MIN_PASS_ROWS, MAX_PASS_ROWS = 32, 2048
 _PROBE_ROWS = 256
+
+
+_EVERYTHING = AttentionPolicy(sparse=False)
+"""Of sequences that name no policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,7 @@ class TorchRuntime:
         num_blocks: int,
         fingerprint: str,
         max_context_tokens: int | None = None,
+        tiers: TierSize | None = None,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
         config = weights.config
@@ -83,9 +98,11 @@ class TorchRuntime:
         self._samplers: dict[str, SequenceSampler] = {}
         self._entropy = entropy
         self._stepping = threading.Lock()
+        self._closed = False
         window = max_context_tokens or config.max_context_tokens
-        self._max_context_tokens = min(window, num_blocks * BLOCK_TOKENS)
-        self._pass = _PassSize(weights)
+        self._tiers = self._make_tiers(kernels, tiers) if tiers is not None else None
+        self._max_context_tokens = min(window, max(num_blocks * BLOCK_TOKENS, self._tiered_tokens()))
+        self._pass = _PassSize(weights, kernels)
 
     # ---------------------------------------------------------------------------------------------- properties
 
@@ -96,6 +113,10 @@ class TorchRuntime:
     @property
     def kv_spec(self) -> KVSpec:
         return self._spec
+
+    @property
+    def tiers(self) -> SegmentTiers | None:
+        return self._tiers
 
     @property
     def num_blocks(self) -> int:
@@ -123,16 +144,28 @@ class TorchRuntime:
         num_bytes = self._spec.blocks_for(num_tokens) * self._spec.block_bytes
         populate(self._pool.data[:num_bytes])
 
+    def _make_tiers(self, kernels: Kernels, size: TierSize) -> SegmentTiers:
+        config = self._weights.config
+        layout = SegmentLayout(config.num_layers, config.num_kv_heads, config.head_dim)
+        layers = [index for index, window in enumerate(config.windows) if window is None]
+        return SegmentTiers(kernels, self._pool, layout, layers, size)
+
+    def _tiered_tokens(self) -> int:
+        """The longest tiered sequence: its slots run out first."""
+        return self._tiers.spec.slots * self._tiers.spec.segment_tokens if self._tiers is not None else 0
+
     # ------------------------------------------------------------------------------------------------ contexts
 
     def init_context(self, seq_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
-        if seq_id in self._samplers:
-            raise InvalidStateError(f"Sequence {seq_id} is open already.", hint="Release it first.")
-        vocab = self._weights.config.vocab_size
-        self._samplers[seq_id] = SequenceSampler(sampling, prompt_token_ids, vocab, self._entropy())
+        with self._step():
+            if seq_id in self._samplers:
+                raise InvalidStateError(f"Sequence {seq_id} is open already.", hint="Release it first.")
+            vocab = self._weights.config.vocab_size
+            self._samplers[seq_id] = SequenceSampler(sampling, prompt_token_ids, vocab, self._entropy())
 
     def release_context(self, seq_id: str) -> None:
-        self._samplers.pop(seq_id, None)
+        with self._step():
+            self._samplers.pop(seq_id, None)
 
     # --------------------------------------------------------------------------------------------------- steps
 
@@ -142,20 +175,24 @@ class TorchRuntime:
             if cancelled.is_set():
                 raise StepAbandoned
             logits: dict[str, torch.Tensor] = {}
+            measured: dict[str, tuple[tuple[float, ...], ...]] = {}
             decode, prefill = self._split(plan)
             for first in range(0, len(decode), MAX_DECODE_ROWS):
-                logits |= self._run_decode(decode[first : first + MAX_DECODE_ROWS], cancelled)
+                logits |= self._run_decode(decode[first : first + MAX_DECODE_ROWS], measured, cancelled)
             if sum(len(piece.token_ids) for piece in prefill) > self._pass.rows:
                 self._pass.probe()
             for pieces in _passes(prefill, self._pass.rows):
                 logits |= self._run_prefill(pieces, cancelled)
-            return self._sample(plan, logits)
+            return self._sample(plan, logits, measured)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
+        """Nothing else may run; calls that overlap are refused, not queued (`mri`: threads)."""
         if not self._stepping.acquire(blocking=False):
             raise InvalidStateError("A step is running.", hint="Wait for it to end.")
         try:
+            if self._closed:
+                raise InvalidStateError("The runtime is closed.", hint="Load the model again.")
             yield
         finally:
             self._stepping.release()
@@ -174,12 +211,32 @@ class TorchRuntime:
             blocks = self._spec.blocks_for(piece.end)
             if len(piece.block_table) < blocks:
                 raise ValueError(f"{len(piece.block_table)} blocks can't hold {piece.end} tokens")
-            table = np.asarray(piece.block_table[:blocks])
-            if table.min() < 0 or table.max() >= self.num_blocks:
-                raise ValueError("a block table names a block outside the pool")
+            table = self._check_tables(piece, blocks)
             tokens = np.asarray(piece.token_ids)
             if tokens.min() < 0 or tokens.max() >= self._weights.config.vocab_size:
                 raise ValueError("a token id is outside the vocabulary")
+            before = table[: self._spec.blocks_for(piece.start)]
+            if not self._written[before[before >= 0]].all():
+                raise InvalidStateError(
+                    f"Sequence {piece.seq_id} continues at {piece.start}; a block before that holds no KV.",
+                    hint="Compute the missing tokens first.",
+                )
+
+    def _check_tables(self, piece: SequenceSlice, blocks: int) -> npt.NDArray[np.int64]:
+        """The block table as an array; -1 only where a closed segment is read instead. Raises ValueError."""
+        table = np.asarray(piece.block_table[:blocks], np.int64)
+        needed = table
+        if piece.segments:
+            spec = self._tiers.spec if self._tiers is not None else None
+            if spec is None or len(piece.segments) * spec.segment_tokens > piece.start:
+                raise ValueError(f"{len(piece.segments)} closed segments before position {piece.start}")
+            if self._tiers is None or not all(self._tiers.holds(slot) for slot in piece.segments):
+                raise ValueError("a segment table names an empty slot")
+            first = len(piece.segments) * spec.segment_blocks
+            needed = np.concatenate([table[: spec.sink_blocks], table[first:]])
+        if needed.min() < 0 or table.min() < -1 or table.max() >= self.num_blocks:
+            raise ValueError("a block table names a block outside the pool")
+        return table
 
     def _split(self, plan: StepPlan) -> tuple[list[SequenceSlice], list[SequenceSlice]]:
         """Decode slices, and the rest."""
@@ -190,11 +247,21 @@ class TorchRuntime:
             (decode if is_decode and self._decoder.decodes_packed else prefill).append(piece)
         return decode, prefill
 
-    def _run_decode(self, slices: Sequence[SequenceSlice], cancelled: CancelFlag) -> dict[str, torch.Tensor]:
+    def _run_decode(
+        self,
+        slices: Sequence[SequenceSlice],
+        measured: dict[str, tuple[tuple[float, ...], ...]],
+        cancelled: CancelFlag,
+    ) -> dict[str, torch.Tensor]:
+        """Logits by sequence; `measured` gets where the attention of those went that ask for it."""
         pieces = [_Piece(piece, 0, 1, True) for piece in slices]
         batch = self._batch(pieces)
         token_ids = torch.tensor([piece.token_ids[0] for piece in slices])
         logits = self._decoder.decode(token_ids, batch, cancelled)
+        if batch.segments is not None and batch.segments.stats is not None:
+            for piece, rows in zip(slices, batch.segments.stats.tolist(), strict=True):
+                if piece.measure:
+                    measured[piece.seq_id] = tuple(tuple(row) for row in rows)
         return {piece.seq_id: row for piece, row in zip(slices, logits, strict=True)}
 
     def _run_prefill(self, pieces: Sequence[_Piece], cancelled: CancelFlag) -> dict[str, torch.Tensor]:
@@ -216,9 +283,31 @@ class TorchRuntime:
             self._written[row[(piece.slice.start + piece.offset) // BLOCK_TOKENS : count]] = True
         bounds = np.cumsum([0, *(piece.count for piece in pieces)], dtype=np.int32)
         lengths = np.array([piece.end for piece in pieces], np.int32)
-        return RaggedBatch(torch.from_numpy(bounds), torch.from_numpy(lengths), torch.from_numpy(tables))
+        return RaggedBatch(
+            torch.from_numpy(bounds), torch.from_numpy(lengths), torch.from_numpy(tables), self._segments(pieces)
+        )
 
-    def _sample(self, plan: StepPlan, logits: dict[str, torch.Tensor]) -> StepResult:
+    def _segments(self, pieces: Sequence[_Piece]) -> SegmentBatch | None:
+        """The closed segments of a pass; None where no sequence has any."""
+        longest = max(len(piece.slice.segments) for piece in pieces)
+        if self._tiers is None or not longest:
+            return None
+        tables = np.zeros((len(pieces), longest), np.int32)
+        for row, piece in zip(tables, pieces, strict=True):
+            row[: len(piece.slice.segments)] = piece.slice.segments
+        counts = np.array([len(piece.slice.segments) for piece in pieces], np.int32)
+        policies = tuple(piece.slice.attention or _EVERYTHING for piece in pieces)
+        stats = None
+        if any(piece.slice.measure for piece in pieces):
+            stats = torch.zeros(len(pieces), self._spec.num_layers, len(ATTENTION_STATS))
+        return SegmentBatch(self._tiers.pool, torch.from_numpy(tables), torch.from_numpy(counts), policies, stats)
+
+    def _sample(
+        self,
+        plan: StepPlan,
+        logits: dict[str, torch.Tensor],
+        measured: dict[str, tuple[tuple[float, ...], ...]],
+    ) -> StepResult:
         tokens: dict[str, int] = {}
         logprobs: dict[str, TokenLogprob] = {}
         for piece in plan.slices:
@@ -227,7 +316,7 @@ class TorchRuntime:
                 tokens[piece.seq_id], logprob = self._samplers[piece.seq_id].sample(row)
                 if logprob is not None:
                     logprobs[piece.seq_id] = logprob
-        return StepResult(tokens, logprobs)
+        return StepResult(tokens, logprobs, measured)
 
     # ------------------------------------------------------------------------------------------------------ KV
 
@@ -250,7 +339,10 @@ class TorchRuntime:
         return self._bytes[start : start + size]
 
     def close(self) -> None:
-        self._samplers.clear()
+        if not self._closed:
+            with self._step():
+                self._samplers.clear()
+                self._closed = True
 
     def _block(self, block_id: int) -> int:
         if not 0 <= block_id < self.num_blocks:
@@ -281,14 +373,15 @@ def _passes(slices: Sequence[SequenceSlice], rows: int) -> Iterator[list[_Piece]
 
 
 class _PassSize:
-    """Rows for which the largest product of a layer takes about `OPERATION_S`, by the best rate seen so far.
+    """Rows for which the largest products of a layer (gate, up) take about `OPERATION_S`, by the best rate so far.
 
     A busy neighbour at start would otherwise leave passes too small for good, so long steps measure once more.
     """
 
-    def __init__(self, weights: ModelWeights) -> None:
+    def __init__(self, weights: ModelWeights, kernels: Kernels) -> None:
+        self._kernels = kernels
         self._matrix = weights.layers[0].gate_up
-        self._input = torch.zeros(_PROBE_ROWS, self._matrix.cols, dtype=self._matrix.dtype)
+        self._input = torch.zeros(_PROBE_ROWS, self._matrix.cols, dtype=weights.dtype)
         self._best_s = float("inf")
         for _ in range(10):
             self.probe()
@@ -301,5 +394,5 @@ class _PassSize:
     def probe(self) -> None:
         """Time one product; milliseconds."""
         start = time.perf_counter()
-        self._matrix(self._input)
+        self._matrix(self._kernels, self._input)
         self._best_s = min(self._best_s, max(time.perf_counter() - start, 1e-9))

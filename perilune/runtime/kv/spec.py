@@ -30,7 +30,7 @@ KV_FORMAT_VERSION = 2
 BlockHash = bytes
 """32 bytes naming a block by all tokens up to its end, and by everything its bytes depend on."""
 
-KVDtype = Literal["bf16", "fp32"]
+KVDtype = Literal["bf16", "fp32", "f16"]  # f16: llama.cpp's cache, whose bytes are its own
 
 TIER_FORMAT_VERSION = 1
 """Raise when the bytes of a closed segment change meaning."""
@@ -48,7 +48,7 @@ class KVSpec:
 
     @property
     def element_bytes(self) -> int:
-        return 2 if self.dtype == "bf16" else 4
+        return 4 if self.dtype == "fp32" else 2
 
     @property
     def layer_half_bytes(self) -> int:
@@ -72,7 +72,8 @@ class TierSpec:
     """Shape of a runtime's KV tiers (spec R4). Bytes are those of one closed segment.
 
     A closed segment has a *slot* (its resident summaries) and its payload lies in a *frame*: WARM in RAM, COLD in a
-    mapped file. `records` is how many pieces a segment is closed in. bf16 blocks of a segment are needed until the
+    mapped file. `records` is how many pieces a segment is closed in, `parts` how many runs of bytes it is kept in. bf16
+    blocks of a segment are needed until the
     position is `hot_tokens`, a whole number of segments, past its end; the first `sink_tokens` for good.
     """
 
@@ -82,6 +83,7 @@ class TierSpec:
     slots: int
     warm_frames: int
     cold_frames: int
+    parts: int = 2
     hot_tokens: int = SEGMENT_TOKENS
     segment_tokens: int = SEGMENT_TOKENS
     sink_tokens: int = SINK_TOKENS

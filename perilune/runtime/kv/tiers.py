@@ -75,6 +75,7 @@ class SegmentTiers:
             slots=size.slots,
             warm_frames=size.warm_frames,
             cold_frames=size.cold_frames,
+            parts=2 * len(self._runs),
             hot_tokens=size.hot_tokens,
         )
 
