@@ -58,7 +58,7 @@ class LlamaCppRuntime:
         threads: int = 0,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
-        """`spec` describes the model's cache: `describe_gguf` of the loader reads it from the file.
+        """`spec` describes the model's cache (f16); `llamacpp_loader` reads it from the file.
 
         Raises `ConfigError` without llama-cpp-python, `UnsupportedModel` and `Overloaded` as `LlamaContext` does.
         """
@@ -70,7 +70,6 @@ class LlamaCppRuntime:
         window = max_context_tokens or self._llama.trained_tokens
         self._max_context_tokens = min(window, num_blocks * BLOCK_TOKENS)
         self._vocab_size = self._llama.vocab_size
-        self._description = self._llama.describe()
         self._samplers: dict[str, SequenceSampler] = {}
         self._entropy = entropy
         self._stepping = threading.Lock()
@@ -95,6 +94,11 @@ class LlamaCppRuntime:
         return None
 
     @property
+    def tiers(self) -> None:
+        """llama.cpp keeps cells of its own; there are no segments to close."""
+        return
+
+    @property
     def num_blocks(self) -> int:
         return self._num_blocks
 
@@ -105,10 +109,6 @@ class LlamaCppRuntime:
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
-
-    def describe(self) -> str:
-        """What runs the model, in words."""
-        return self._description
 
     # ------------------------------------------------------------------------------------------------ contexts
 

@@ -7,6 +7,7 @@ model is loaded, so that this module costs nothing where the extra isn't install
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 from collections.abc import Sequence
@@ -51,7 +52,15 @@ def import_llama_cpp() -> Any:
             "torch.",
             param="runtime.backend",
         ) from None
+    _send_log(llama_cpp)
     return llama_cpp
+
+
+def describe_llama_cpp() -> str:
+    """Versions, and the instructions that llama.cpp was built with. Raises as `import_llama_cpp` does."""
+    library = import_llama_cpp()
+    system = library.llama_print_system_info().decode(errors="replace").strip(" |\n")
+    return f"llama.cpp {library.llama_version().decode()}, llama-cpp-python {library.__version__} ({system})"
 
 
 class LlamaContext:
@@ -60,16 +69,12 @@ class LlamaContext:
     def __init__(self, path: Path, *, num_cells: int, max_rows: int, threads: int) -> None:
         """`max_rows` is the most tokens of one `decode`; `threads` 0 is every core this process may use.
 
-        Raises `ConfigError` without llama-cpp-python, `UnsupportedModel` for what llama.cpp can't load, `Overloaded`
-        if there is no memory for its cache.
+        Raises `ConfigError` without llama-cpp-python, `UnsupportedModel` for what llama.cpp can't load,
+        `Overloaded` if there is no memory for its cache.
         """
         self._library = library = import_llama_cpp()
-        self._log = library.llama_log_callback(_log)  # kept: C holds no reference
-        library.llama_log_set(self._log, None)
         library.llama_backend_init()
-        self._model = library.llama_model_load_from_file(
-            os.fsencode(path), library.llama_model_default_params()
-        )
+        self._model = library.llama_model_load_from_file(os.fsencode(path), library.llama_model_default_params())
         if not self._model:
             raise UnsupportedModel(f"llama.cpp can't load {path.name}.", hint="Use runtime.backend torch.")
         self._sequences = self._count_sequences()
@@ -119,11 +124,6 @@ class LlamaContext:
     @property
     def trained_tokens(self) -> int:
         return int(self._library.llama_model_n_ctx_train(self._model))
-
-    def describe(self) -> str:
-        """Version, and the instructions that llama.cpp was built with."""
-        system = self._library.llama_print_system_info().decode(errors="replace").strip(" |\n")
-        return f"llama.cpp {self._library.llama_version().decode()} ({system})"
 
     def decode(self, rows: Sequence[Row], cancelled: CancelFlag) -> dict[int, NDArray[np.float32]]:
         """Compute tokens; logits [vocab] by index in `rows`. Positions of a sequence continue what it holds.
@@ -207,14 +207,24 @@ def _poll_of(library: Any) -> Any:
     """A native `bool (*)(void *)` that reads a `CancelFlag`: the C library's strlen.
 
     A Python callback would take the interpreter lock before each of a step's thousand operations, and wait up to
-    5 ms for it each time while other threads run. The flag's word is 0 or 1 and little-endian, so as text its length
-    is 0 or 1: exactly the bool that is asked for.
+    5 ms for it each time while other threads run. The flag's word is 0 or 1 and little-endian, so as text its
+    length is 0 or 1: exactly the bool that is asked for.
     """
     address = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
     return ctypes.cast(address, library.ggml_abort_callback)  # type: ignore[arg-type]
 
 
+@functools.cache
+def _send_log(library: Any) -> Any:
+    """Once per process, as llama.cpp has one log for all models. The cache keeps the callback, C doesn't."""
+    callback = library.llama_log_callback(_log)
+    library.llama_log_set(callback, None)
+    return callback
+
+
 def _log(level: int, text: bytes, user_data: object) -> None:
     """llama.cpp's warnings, such as those about every abandoned step, are details here; its errors are warnings."""
     if level >= _WARNING_LEVEL:
-        _LOG.log(logging.WARNING if level == _ERROR_LEVEL else logging.DEBUG, text.decode(errors="replace").rstrip())
+        _LOG.log(
+            logging.WARNING if level == _ERROR_LEVEL else logging.DEBUG, text.decode(errors="replace").rstrip()
+        )

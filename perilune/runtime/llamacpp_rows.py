@@ -1,9 +1,9 @@
 """Which of llama.cpp's sequences ("rows") hold which KV blocks: the MRI's block tables over a cache of cells.
 
-llama.cpp's unified cache is a bag of cells; a cell has one position and belongs to any set of rows, and a token of a
-row sees all of that row's cells. Blocks don't exist there. So: a sequence that steps has a row whose cells are those
-of its block table, and blocks that no stepping sequence needs stay alive in any row that has nothing else at their
-positions. Sharing a block adds its cells to another row; no KV is ever copied.
+llama.cpp's unified cache is a bag of cells; a cell has one position and belongs to any set of rows, and a token of
+a row sees all of that row's cells. Blocks don't exist there. So: a sequence that steps has a row whose cells are
+those of its block table, and blocks that no stepping sequence needs stay alive in any row that has nothing else at
+their positions. Sharing a block adds its cells to another row; no KV is ever copied.
 
 Rows are few (`max_branches`), so many different blocks at the same positions need many rows: at most as many as
 there are rows may hold KV at once. The engine keeps to that bound; what doesn't fit is refused, never dropped.
@@ -178,10 +178,8 @@ class RowTable:
 
     def _vacate(self, row: int, places: Sequence[int], busy: Collection[int]) -> None:
         """Empty places of a row; blocks that no other row has move to one that is free there."""
-        moves: list[tuple[int, int]] = []
-        for place in places:
-            if len(self._held[self._rows[row][place]]) == 1:
-                moves.append((place, self._free_row(place, row, busy)))
+        alone = [place for place in places if len(self._held[self._rows[row][place]]) == 1]
+        moves = [(place, self._free_row(place, row, busy)) for place in alone]
         for target, run in _runs(moves):
             self._copy(row, target, run)
         self._remove(row, places)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,9 @@ from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.mri import CancelFlag, SequenceSlice, StepAbandoned, StepPlan
 from perilune.runtime.torch_runtime import TorchRuntime
 from perilune.runtime.weights import Precision, WeightBuilder
-from tests.contracts.mri import GREEDY, PROMPT, MRIContract, piece, step
+from tests.contracts.mri import Make, MRIContract
+from tests.contracts.mri_threads import MRIThreadContract
+from tests.contracts.mri_tools import GREEDY, PROMPT, piece, step
 from tests.runtime.families import PLENTY, make_model
 
 
@@ -33,26 +34,24 @@ def runtime_of(path: Path, *, native: bool = True, precision: Precision = "bf16"
     return TorchRuntime(weights, kernels, num_blocks=blocks, fingerprint="test", entropy=lambda: 1)
 
 
-class TestNative(MRIContract):
+class TestNative(MRIContract, MRIThreadContract):
     @pytest.fixture(scope="class")
-    def runtime(self, folder: Path) -> Iterator[TorchRuntime]:
-        runtime = runtime_of(folder)
-        yield runtime
-        runtime.close()
+    def make(self, folder: Path) -> Make:
+        return lambda: runtime_of(folder)
 
 
 class TestReference(MRIContract):
     @pytest.fixture(scope="class")
-    def runtime(self, folder: Path) -> TorchRuntime:
-        return runtime_of(folder, native=False)
+    def make(self, folder: Path) -> Make:
+        return lambda: runtime_of(folder, native=False)
 
 
 class TestExact(MRIContract):
     """fp32: no packed decode, so decode rows run as prefill."""
 
     @pytest.fixture(scope="class")
-    def runtime(self, folder: Path) -> TorchRuntime:
-        return runtime_of(folder, native=False, precision="fp32")
+    def make(self, folder: Path) -> Make:
+        return lambda: runtime_of(folder, native=False, precision="fp32")
 
 
 # ------------------------------------------------------------------------------- KV is a function of tokens only
