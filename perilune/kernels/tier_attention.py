@@ -55,12 +55,14 @@ class Far:
 class Scores:
     """What a chooser of units sees. G queries of a KV head, T rows.
 
+    queries [Hkv, G, T, D], scaled.
     near [Hkv, G, T, E] and tokens [Hkv, G, T, U, 16]: scaled scores, -inf where a row does not see the token.
     units [Hkv, G, T, U]: q . mean key + log n, -inf where a unit may not be chosen (forced, or in a group not
     opened). groups [Hkv, G, T, A]: the same of groups not opened. exact [Hkv, G, T]: log-sum-exp of the exact zone.
     contexts int64 [T]: tokens up to and including the row.
     """
 
+    queries: torch.Tensor
     near: torch.Tensor
     tokens: torch.Tensor
     units: torch.Tensor
@@ -226,8 +228,10 @@ def _scores(
     tokens = flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
     units = folded @ far.unit_k.transpose(1, 2)[:, None] + far.unit_n.log()
     groups = folded @ far.group_k.transpose(1, 2)[:, None] + far.group_n.log()
-    inside = tokens.masked_fill(~forced[:, :, None], _HIDDEN).flatten(-2).logsumexp(-1)
-    exact = torch.logaddexp(near_scores.logsumexp(-1), inside)
+    exact = near_scores.logsumexp(-1)
+    if forced.any():
+        inside = tokens.masked_fill(~forced[:, :, None], _HIDDEN).flatten(-2).logsumexp(-1)
+        exact = torch.logaddexp(exact, inside)
     free_groups = torch.zeros(len(positions), far.group_n.numel(), dtype=torch.bool)
     free_groups[:, far.group_of] = ~forced  # a group lies within one segment, so all its units agree
     groups = groups.masked_fill(~free_groups, _HIDDEN)
@@ -238,6 +242,7 @@ def _scores(
     opened = largest(mass, counts) | one_level[:, None]  # [Hkv, T, A]
     shut = ~opened[:, None]
     return Scores(
+        queries=folded,
         near=near_scores,
         tokens=tokens,
         units=units.masked_fill(shut[..., far.group_of] | forced, _HIDDEN),
@@ -287,4 +292,5 @@ def _stats(
 
 def _exact_start(far: Far, forced: torch.Tensor) -> torch.Tensor:
     """int64 [T]: where the run of exactly read tokens that ends at the row begins."""
-    return far.unit_end.expand_as(forced).masked_fill(forced, 0).amax(-1)
+    ends = far.unit_end.expand_as(forced).masked_fill(forced, 0)
+    return torch.cat([ends, ends.new_zeros(len(ends), 1)], -1).amax(-1)
