@@ -8,6 +8,8 @@ from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_
 import torch
 
 from perilune.kernels.interface import (
+    ATTENTION_PARTS,
+    ATTENTION_STATS,
     ROW_TILE,
     Act,
     DecodeLayer,
@@ -23,6 +25,7 @@ from perilune.kernels.interface import (
     SegmentBatch,
     SegmentPool,
 )
+from perilune.kernels.tiers import AttentionPolicy
 
 KINDS: dict[PackedKind, int] = {"q4": 0, "int8": 1, "bf16": 2}
 GGUF_KINDS: dict[GgufKind, int] = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q8_0": 3}
@@ -32,6 +35,11 @@ SUMMARY_ARRAYS = (
     *("unit_k", "unit_k_scale", "unit_v", "unit_v_scale", "unit_n"),
     *("group_k", "group_v", "group_n", "outlier_k", "outlier_v", "outlier_n"),
 )
+POLICY_NUMBERS = (
+    *("sparse", "window_tokens", "topk_units", "min_units", "max_units"),
+    *("dense_layers", "dense_tokens", "dense_layer_tokens", "two_level_tokens"),
+)
+POLICY_SHARES = ("top_p", "summary_weight", "group_share")
 PAYLOAD_ARRAYS = ("k", "k_scale", "k_zero", "v", "v_scale")
 
 OK, CANCELLED, BAD_BATCH, NO_MEMORY = range(4)
@@ -74,8 +82,25 @@ class SegmentSlots(Structure):
     ]
 
 
+class Policy(Structure):
+    """`attention_policy` of kernels.h."""
+
+    _fields_ = [
+        *((name, c_int32) for name in POLICY_NUMBERS),
+        *((name, c_float) for name in POLICY_SHARES),
+    ]
+
+
 class Segments(Structure):
-    _fields_ = [("pool", SegmentSlots), ("tables", c_void_p), ("counts", c_void_p), ("max_segments", c_int32)]
+    _fields_ = [
+        ("pool", SegmentSlots),
+        ("tables", c_void_p),
+        ("counts", c_void_p),
+        ("policies", POINTER(Policy)),
+        ("stats", c_void_p),
+        ("part_ns", c_void_p),
+        ("max_segments", c_int32),
+    ]
 
 
 class Batch(Structure):
@@ -221,7 +246,26 @@ def segment_pool(source: SegmentPool) -> SegmentSlots:
 def segments(source: SegmentBatch, sequences: int) -> Segments:
     tables = address(source.tables, torch.int32, sequences, -1)
     counts = address(source.counts, torch.int32, sequences)
-    return Segments(segment_pool(source.pool), tables, counts, source.tables.shape[1])
+    if len(source.policies) != sequences:
+        raise ValueError(f"{sequences} sequences need as many policies, not {len(source.policies)}")
+    layers = source.pool.layout.num_layers
+    shape = (sequences, layers, len(ATTENTION_STATS))
+    stats = None if source.stats is None else address(source.stats, torch.float32, *shape)
+    part_ns = source.part_ns
+    return Segments(
+        segment_pool(source.pool),
+        tables,
+        counts,
+        (Policy * sequences)(*[policy(item) for item in source.policies]),
+        stats,
+        None if part_ns is None else address(part_ns, torch.int64, layers, len(ATTENTION_PARTS)),
+        source.tables.shape[1],
+    )
+
+
+def policy(source: AttentionPolicy) -> Policy:
+    numbers = [int(getattr(source, name)) for name in POLICY_NUMBERS]
+    return Policy(*numbers, *(getattr(source, name) for name in POLICY_SHARES))
 
 
 def heads(shape: HeadShape, kv: KVPool, layer: int) -> Heads:
@@ -334,6 +378,7 @@ FUNCTIONS: dict[str, tuple[type[c_int] | type[ctypes.c_char_p] | None, list[type
         c_int,
         [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int, c_void_p, c_void_p],
     ),
+    "pk_close_records": (c_int, [c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int, c_int]),
     "pk_pack_gguf": (None, [c_void_p, c_void_p, c_int, c_int, c_int, c_void_p]),
     "pk_pack_int8": (None, [c_void_p, c_void_p, c_int, c_int, c_int, c_void_p]),
     "pk_pack_bf16": (None, [c_void_p, c_void_p, c_int, c_int, c_void_p]),

@@ -71,6 +71,7 @@ static int fold_rows(workspace *space, const heads *shape, const uint16_t *q, in
         g->head_dim = dim;
         g->acc = space->acc + (int64_t)done * dim;
         g->sum = space->sum + (int64_t)done * 16;
+        g->moment = NULL;
         uint32_t *pairs = space->q + (int64_t)done * (dim / 2);
         g->q = pairs;
         for (int r = 0; r < g->rows; r++, done++) {
@@ -87,9 +88,9 @@ static int fold_rows(workspace *space, const heads *shape, const uint16_t *q, in
     return count;
 }
 
-static float row_sum(const row_group *g, int r) {
+static float add_lanes(const float *lanes) {
     float total = 0.0f;
-    for (int i = 0; i < 16; i++) total += g->sum[r * 16 + i];
+    for (int i = 0; i < 16; i++) total += lanes[i];
     return total;
 }
 
@@ -225,7 +226,7 @@ static void write_rows(const prefill_job *job, const prefill_item *item, workspa
     int group = job->shape->num_q_heads / job->shape->num_kv_heads, dim = job->shape->head_dim, row = 0;
     for (int i = 0; i < groups; i++)
         for (int r = 0; r < space->groups[i].rows; r++, row++) {
-            float *acc = space->groups[i].acc + r * dim, inverse = 1.0f / row_sum(&space->groups[i], r);
+            float *acc = space->groups[i].acc + r * dim, inverse = 1.0f / add_lanes(space->groups[i].sum + r * 16);
             for (int d = 0; d < dim; d++) acc[d] *= inverse;
             int64_t head = (int64_t)(item->row + row / group) * job->shape->num_q_heads + item->head * group + row % group;
             job->ctx->ops->to_bf16(acc, dim, job->out + head * dim);
@@ -305,32 +306,53 @@ static partial partial_of(const decode_job *job, int sequence, int q_head) {
     return (partial){job->partial + index * job->shape->head_dim, max + index, max + all + index};
 }
 
-static void run_part(const decode_job *job, int sequence, int head, int part, workspace *space) {
+/* Attend the tiles from … to-1 that a sequence's row sees. */
+static void run_tiles(const decode_job *job, int sequence, int head, int from, int to, workspace *space,
+                      const partial_rows *out) {
     const heads *shape = job->shape;
     int group = shape->num_q_heads / shape->num_kv_heads, dim = shape->head_dim;
     int length = job->rows->kv_lengths[sequence];
+    float moments[out->moment ? group * 16 : 1];
     const uint16_t *q = job->q + ((int64_t)sequence * shape->num_q_heads + head * group) * dim;
     int groups = fold_rows(space, shape, q, 1, length - 1, job->window);
     kv_head at = {job->kv, job->rows->block_tables + (int64_t)sequence * job->rows->max_blocks, job->layer, head, length};
+    memset(moments, 0, sizeof moments);
+    for (int i = 0, g = 0; out->moment && i < groups; g += space->groups[i++].rows) space->groups[i].moment = moments + g * 16;
     int begin = space->groups[0].first[0] / TILE_TOKENS, end = (length - 1) / TILE_TOKENS + 1;
-    int from = part * PART_TILES > begin ? part * PART_TILES : begin;
-    int to = (part + 1) * PART_TILES < end ? (part + 1) * PART_TILES : end;
+    from = from > begin ? from : begin;
+    to = to < end ? to : end;
     for (int tile = from; tile < to; tile++) {
         kv_tile open = open_tile(&at, tile, to - 1, space);
         attend_tile(job->ctx->ops, space, groups, &open, shape->scale * LOG2_E);
     }
     for (int i = 0, g = 0; i < groups; i++)
         for (int r = 0; r < space->groups[i].rows; r++, g++) {
-            partial out = partial_of(job, sequence, head * group + g);
-            memcpy(out.acc + (int64_t)part * dim, space->groups[i].acc + r * dim, sizeof(float) * (size_t)dim);
-            out.max[part] = space->groups[i].max[r];
-            out.sum[part] = row_sum(&space->groups[i], r);
+            memcpy(out->acc + g * out->stride * dim, space->groups[i].acc + r * dim, sizeof(float) * (size_t)dim);
+            out->max[g * out->stride] = space->groups[i].max[r];
+            out->sum[g * out->stride] = add_lanes(space->groups[i].sum + r * 16);
+            if (out->moment) out->moment[g * out->stride] = add_lanes(moments + g * 16);
         }
+}
+
+static workspace thread_workspace(const decode_job *job, int thread) {
+    return open_workspace(job->scratch + align64(attention_scratch_bytes(job->shape)) * thread, job->shape);
+}
+
+void decode_tiles(const decode_job *job, int sequence, int head, int from, int to, int thread, const partial_rows *out) {
+    workspace space = thread_workspace(job, thread);
+    run_tiles(job, sequence, head, from, to, &space, out);
+}
+
+static void run_part(const decode_job *job, int sequence, int head, int part, workspace *space) {
+    int group = job->shape->num_q_heads / job->shape->num_kv_heads;
+    partial first = partial_of(job, sequence, head * group);
+    partial_rows out = {first.acc + (int64_t)part * job->shape->head_dim, first.max + part, first.sum + part, NULL, job->parts};
+    run_tiles(job, sequence, head, part * PART_TILES, (part + 1) * PART_TILES, space, &out);
 }
 
 /* One phase: returns when all partials are there. */
 void decode_partials(const decode_job *job, phase *at, int thread) {
-    workspace space = open_workspace(job->scratch + align64(attention_scratch_bytes(job->shape)) * thread, job->shape);
+    workspace space = thread_workspace(job, thread);
     int per_sequence = job->shape->num_kv_heads * job->parts, count = job->rows->num_sequences * per_sequence;
     PHASE_ITEMS(at, i, count) run_part(job, i / per_sequence, i % per_sequence / job->parts, i % job->parts, &space);
     phase_wait(at, count);
@@ -343,28 +365,49 @@ void decode_merge(const decode_job *job, int sequence, int q_head, float *out) {
     job->ctx->ops->merge(job->parts, acc, parts.max, parts.sum, job->shape->head_dim, out);
 }
 
+/* Rows of all sequences merged and rounded; statistics once a sequence's heads are there. */
+static void merge_tiers(const decode_job *job, phase *at, uint16_t *out) {
+    int heads_of_row = job->shape->num_q_heads, dim = job->shape->head_dim;
+    float merged[dim];
+    PHASE_ITEMS(at, s, job->rows->num_sequences) {
+        for (int h = 0; h < heads_of_row; h++) {
+            tier_merge(job, s, h, merged);
+            job->ctx->ops->to_bf16(merged, dim, out + ((int64_t)s * heads_of_row + h) * dim);
+        }
+        tier_stats(job, s);
+    }
+}
+
+static void merge_parts(const decode_job *job, phase *at, uint16_t *out) {
+    int heads_of_row = job->shape->num_q_heads, dim = job->shape->head_dim;
+    float merged[dim];
+    PHASE_ITEMS(at, i, job->rows->num_sequences * heads_of_row) {
+        decode_merge(job, i / heads_of_row, i % heads_of_row, merged);
+        job->ctx->ops->to_bf16(merged, dim, out + (int64_t)i * dim);
+    }
+}
+
 EXPORT int pk_decode_attention(const context *ctx, const pool *kv, int layer, const batch *rows, const heads *shape, int window,
                         const uint16_t *q, uint16_t *out) {
-    if (!decode_batch_is_valid(rows, kv, 0)) return STATUS_BAD_BATCH;
-    int parts = decode_parts(rows), total = rows->num_sequences * shape->num_q_heads;
+    if (!decode_batch_is_valid(rows, kv, 0) || !window_is_kept(rows, window)) return STATUS_BAD_BATCH;
+    int parts = decode_parts(rows);
     int64_t bytes = align64(attention_scratch_bytes(shape));
-    float *floats = aligned_alloc(64, (size_t)align64(4 * decode_scratch_floats(rows, shape, parts)));
-    uint8_t *scratch = aligned_alloc(64, (size_t)(bytes * ctx->threads));
-    int status = floats && scratch ? STATUS_OK : STATUS_NO_MEMORY;
-    if (status == STATUS_OK) {
-        decode_job job = {ctx, kv, rows, shape, layer, window, parts, q, floats, scratch};
-        phase partials = {0}, merge = {0};
+    int64_t tiers = rows->closed ? tier_bytes(rows, shape, ctx->threads) : 0;
+    int64_t floats = tiers ? 0 : align64(4 * decode_scratch_floats(rows, shape, parts));
+    uint8_t *memory = aligned_alloc(64, (size_t)(floats + bytes * ctx->threads + tiers));
+    if (!memory) return STATUS_NO_MEMORY;
+    uint8_t *scratch = memory + floats, *tiers_at = tiers ? scratch + bytes * ctx->threads : NULL;
+    decode_job job = {ctx, kv, rows, shape, layer, window, parts, q, (float *)memory, scratch, tiers_at};
+    phase phases[TIER_PHASES] = {0}, merge = {0};
+    if (tiers) tier_open(rows, shape, ctx->threads, tiers_at);
 #pragma omp parallel num_threads(ctx->threads)
-        {
-            float merged[shape->head_dim];
-            decode_partials(&job, &partials, omp_get_thread_num());
-            PHASE_ITEMS(&merge, i, total) {
-                decode_merge(&job, i / shape->num_q_heads, i % shape->num_q_heads, merged);
-                ctx->ops->to_bf16(merged, shape->head_dim, out + (int64_t)i * shape->head_dim);
-            }
-        }
+    if (tiers) {
+        tier_partials(&job, phases, omp_get_thread_num());
+        merge_tiers(&job, &merge, out);
+    } else {
+        decode_partials(&job, phases, omp_get_thread_num());
+        merge_parts(&job, &merge, out);
     }
-    free(floats);
-    free(scratch);
-    return status;
+    free(memory);
+    return STATUS_OK;
 }

@@ -40,15 +40,33 @@ class Unit:
 
 def units(machine: str) -> list[Unit]:
     """What to compile for a kind of CPU (`platform.machine()`)."""
-    common = ["api", "attention", "packing", "rows", "step", "tier_prefill", "isa_generic"]
+    common = ["api", "attention", "packing", "rows", "step", "tier_prefill", "tier_close", "tier_decode"]
+    common += ["tier_select", "tier_choose", "isa_generic", "tier_generic"]
     out = [Unit(f"{name}.c", name) for name in common]
+    out += [_record_unit("portable")]
     if machine in {"x86_64", "AMD64"}:
-        level = ("-DISA_OPS=ops_avx2", '-DISA_NAME="AVX2 + FMA"')
+        defined = [
+            "ISA_OPS=ops_avx2",
+            'ISA_NAME="AVX2 + FMA"',
+            "ISA_CLOSE=close_record_avx2",
+            "TIER_OPS=tier_ops_avx2",
+        ]
+        level = [f"-D{value}" for value in defined]
         out += [
             Unit("isa_generic.c", "isa_avx2", (*AVX2, *level)),
+            Unit("tier_generic.c", "tier_avx2", (*AVX2, *level)),
             Unit("isa_avx512.c", "isa_avx512", (*AVX512,)),
+            Unit("tier_avx512.c", "tier_avx512", (*AVX512,)),
+            _record_unit("avx2", *AVX2),
+            _record_unit("avx512", *AVX512),
         ]
     return out
+
+
+def _record_unit(level: str, *flags: str) -> Unit:
+    """What closes records on a level. Without fused multiply-add, so that every level writes the same bytes."""
+    contract = ("-ffp-contract=off", f"-DCLOSE_RECORD=close_record_{level}")
+    return Unit("tier_record.c", f"tier_record_{level}", (*flags, *contract))
 
 
 def library_path() -> Path:

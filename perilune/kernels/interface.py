@@ -91,6 +91,10 @@ fell on sinks, bf16 blocks and outliers; on selected units; on summaries; on sum
 within twice the exact zone; the entropy of the row's weights over log of its tokens (0 … 1); and tokens read
 exactly, by one KV head."""
 
+ATTENTION_PARTS = ("index", "exact", "selected", "summary", "merge")
+"""What decode attention spends its time on: scoring and selection; sinks, bf16 blocks, outliers and segments read
+whole; selected units; means; putting the parts together."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
@@ -100,7 +104,8 @@ class SegmentBatch:
     sinks' are read; the others' entries in the block table may be -1. Layers with a sliding window of their own
     read bf16 blocks only: the caller keeps those that the window reaches. `policies` steer decode rows, one a
     sequence; prefill rows read every unit. `stats`: fp32 [S, layers, len(ATTENTION_STATS)], written by decode, or
-    None.
+    None. `part_ns`: int64 [layers, len(ATTENTION_PARTS)], to which native decode adds the threads' nanoseconds, or
+    None: nothing is timed.
     """
 
     pool: SegmentPool
@@ -108,6 +113,7 @@ class SegmentBatch:
     counts: torch.Tensor
     policies: tuple[AttentionPolicy, ...]
     stats: torch.Tensor | None = None
+    part_ns: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@
 #include <immintrin.h>
 
 #include "rowwise.h"
+#include "tier.h"
+#include "tier_close.h"
 
 #define INLINE static inline __attribute__((always_inline))
 #define SLACK 8.0f /* in powers of two */
@@ -208,6 +210,21 @@ INLINE void mask_row(__m512 s[4], int low, int high) { /* tokens low … high of
     }
 }
 
+/* Kept beside the sums where entropy is asked for: sums of weight * (score - max). */
+static void shrink_moment(row_group *group, int r, float by, float shrink) {
+    float *moment = group->moment + r * LANES;
+    for (int j = 0; j < LANES; j++) moment[j] = shrink > 0.0f ? shrink * (moment[j] + by * group->sum[r * LANES + j]) : 0.0f;
+}
+
+static void add_moment(row_group *group, int r, const __m512 s[4], __m512 factor, __m512 minus_max) {
+    __m512 sum = _mm512_loadu_ps(group->moment + r * LANES);
+    for (int j = 0; j < 4; j++) {
+        __m512 distance = _mm512_max_ps(_mm512_fmadd_ps(s[j], factor, minus_max), _mm512_set1_ps(-150.0f));
+        sum = _mm512_fmadd_ps(exp2_16(distance), distance, sum);
+    }
+    _mm512_storeu_ps(group->moment + r * LANES, sum);
+}
+
 /* Scores to probabilities: bf16 [row][token], the row's new maximum and sum; returns by how much old sums shrink.
  *
  * The maximum moves only when a score passes it by SLACK (2^SLACK is small enough for bf16 and sums). It then hardly ever
@@ -217,11 +234,13 @@ INLINE float softmax_row(row_group *group, int r, __m512 s[4], float scale, uint
     __m512 factor = _mm512_set1_ps(scale), limit = _mm512_set1_ps(group->max[r] + SLACK);
     float shrink = 1.0f;
     if (__builtin_expect(_mm512_cmp_ps_mask(_mm512_mul_ps(top, factor), limit, _CMP_GT_OQ), 0)) {
-        float max = _mm512_reduce_max_ps(top) * scale;
-        shrink = _mm512_cvtss_f32(exp2_16(_mm512_set1_ps(group->max[r] - max)));
+        float max = _mm512_reduce_max_ps(top) * scale, by = group->max[r] - max;
+        shrink = _mm512_cvtss_f32(exp2_16(_mm512_set1_ps(by)));
+        if (group->moment) shrink_moment(group, r, by, shrink);
         group->max[r] = max;
     }
     __m512 minus_max = _mm512_set1_ps(-group->max[r]);
+    if (group->moment) add_moment(group, r, s, factor, minus_max);
     for (int j = 0; j < 4; j++) s[j] = exp2_16(_mm512_fmadd_ps(s[j], factor, minus_max));
     __m512 sum = _mm512_add_ps(_mm512_add_ps(s[0], s[1]), _mm512_add_ps(s[2], s[3]));
     float *sums = group->sum + r * LANES;
@@ -341,4 +360,5 @@ static void act_mul(int act, const float *gate, const float *up, int n, float *o
 }
 
 const kernel_ops ops_avx512 = {
-    .name = "AVX-512 VNNI + BF16", .prepare = prepare, .linear = linear, .attend = attend, ROWWISE_OPS(to_bf16, act_mul)};
+    .name = "AVX-512 VNNI + BF16", .tiers = &tier_ops_avx512, .prepare = prepare, .linear = linear, .attend = attend,
+    .close_record = close_record_avx512, ROWWISE_OPS(to_bf16, act_mul)};

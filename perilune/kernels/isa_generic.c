@@ -2,10 +2,14 @@
  * AVX2, FMA and F16C enabled (8 lanes, -DISA_OPS=ops_avx2). Activations and probabilities stay fp32.
  */
 #include "rowwise.h"
+#include "tier.h"
+#include "tier_close.h"
 
 #ifndef ISA_OPS
 #define ISA_OPS ops_portable
 #define ISA_NAME "portable C"
+#define TIER_OPS tier_ops_portable
+#define ISA_CLOSE close_record_portable
 #endif
 
 #if defined(__AVX2__)
@@ -219,7 +223,11 @@ static float softmax_row(row_group *group, int r, int start, float scale, float 
     for (int t = 0; t < TILE_TOKENS; t += LANES)
         for (int j = 0; j < LANES; j++) lanes[j] = scores[t + j] > lanes[j] ? scores[t + j] : lanes[j];
     for (int j = 0; j < LANES; j++) top = lanes[j] > top ? lanes[j] : top;
-    float shrink = group->max[r] <= MASKED ? 0.0f : exp2_fast(group->max[r] - top);
+    float by = group->max[r] - top, shrink = group->max[r] <= MASKED ? 0.0f : exp2_fast(by);
+    float *moment = group->moment ? group->moment + r * LANES : NULL;
+    for (int j = 0; moment && j < LANES; j++) moment[j] = shrink > 0.0f ? shrink * (moment[j] + by * sum[j]) : 0.0f;
+    for (int t = 0; moment && t < TILE_TOKENS; t++)
+        if (scores[t] > MASKED) moment[t % LANES] += exp2_fast(scores[t] - top) * (scores[t] - top);
     group->max[r] = top;
     for (int t = 0; t < TILE_TOKENS; t += WIDTH) {
         vf s = load(scores + t);
@@ -247,4 +255,5 @@ static void attend(row_group *group, const kv_tile *tile, float scale) {
     if (row < group->rows) attend_rows(1, group, row, tile, scale);
 }
 
-const kernel_ops ISA_OPS = {.name = ISA_NAME, .prepare = prepare, .linear = linear, .attend = attend, ROWWISE_OPS(row_to_bf16, row_act_mul)};
+const kernel_ops ISA_OPS = {.name = ISA_NAME, .tiers = &TIER_OPS, .prepare = prepare, .linear = linear, .attend = attend,
+                            .close_record = ISA_CLOSE, ROWWISE_OPS(row_to_bf16, row_act_mul)};

@@ -62,9 +62,21 @@ typedef struct segment_pool {
     int32_t num_slots, num_layers, num_kv_heads, head_dim;
 } segment_pool;
 
+typedef struct attention_policy { /* tiers.py says what they mean */
+    int32_t sparse, window_tokens, topk_units, min_units, max_units;
+    int32_t dense_layers, dense_tokens, dense_layer_tokens, two_level_tokens;
+    float top_p, summary_weight, group_share;
+} attention_policy;
+
+enum { STAT_EXACT, STAT_SELECTED, STAT_SUMMARY, STAT_BORDER, STAT_ENTROPY, STAT_TOKENS, STATS };
+enum { TIME_INDEX, TIME_EXACT, TIME_SELECTED, TIME_SUMMARY, TIME_MERGE, TIMES }; /* see interface.ATTENTION_PARTS */
+
 typedef struct segments { /* the closed segments of a batch's sequences */
     segment_pool pool;
-    const int32_t *tables, *counts; /* [S][max_segments] slots; [S] */
+    const int32_t *tables, *counts;   /* [S][max_segments] slots; [S] */
+    const attention_policy *policies; /* [S], of decode rows */
+    float *stats;                     /* [S][layers][STATS]; NULL: not wanted */
+    int64_t *part_ns;                 /* [layers][TIMES], added to; NULL: not wanted */
     int32_t max_segments;
 } segments;
 
@@ -95,6 +107,7 @@ typedef struct row_group {
     const uint32_t *q;                         /* bf16 pairs [head_dim / 2][rows] */
     float *acc;                                /* [rows][head_dim] */
     float *sum;                                /* [rows][16], lanes are added up at the end */
+    float *moment;                             /* the same of weight * (score - max); NULL: not wanted */
     float max[GROUP_ROWS];                     /* of score * scale * log2(e) */
     int32_t first[GROUP_ROWS], last[GROUP_ROWS]; /* positions that the row sees, inclusive */
 } row_group;
@@ -114,8 +127,13 @@ typedef struct unit_codes {
     const uint16_t *v_scale; /* [16] */
 } unit_codes;
 
+struct close_item;
+
+typedef struct tier_ops tier_ops; /* tier.h */
+
 typedef struct kernel_ops {
     const char *name;
+    const tier_ops *tiers;
     /* Write row `row` of `rows` into the level's own form, for weights of `kind`; 8 * cols + 64 bytes a row. */
     void (*prepare)(int kind, const float *x, int cols, int row, int rows, void *prepared);
     /* out[row * stride + r] = prepared row . weight row r (+ bias[r]) for the weight tiles begin … end-1. */
@@ -125,6 +143,7 @@ typedef struct kernel_ops {
     void (*attend)(row_group *group, const kv_tile *tile, float scale);
     /* A unit as bf16, V still rotated: K at 16 tokens of a block ([head_dim / 2][32 tokens][2]), V [8][head_dim][2]. */
     void (*open_unit)(const unit_codes *unit, int head_dim, uint16_t *k, uint16_t *v);
+    void (*close_record)(const struct close_item *item); /* see tier_close.h */
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float offset, float *out);
     void (*act_mul)(int act, const float *gate, const float *up, int n, float *out);
     void (*add)(const float *delta, int n, float *residual);
@@ -198,16 +217,32 @@ typedef struct decode_job {
     const uint16_t *q;     /* bf16 [S][Hq][D] */
     float *partial;        /* scratch, see decode_scratch_floats */
     uint8_t *scratch;      /* per thread, attention_scratch_bytes each */
+    uint8_t *tiers;        /* of tier_open; NULL: no sequence has closed segments */
 } decode_job;
+
+typedef struct partial_rows { /* where a KV head's rows leave a part's sums; row g is g * stride further */
+    float *acc, *max, *sum, *moment; /* acc in head_dim; moment NULL: not wanted */
+    int64_t stride;
+} partial_rows;
 
 int decode_parts(const batch *rows);
 int64_t decode_scratch_floats(const batch *rows, const heads *shape, int parts);
 int64_t attention_scratch_bytes(const heads *shape);
 void decode_partials(const decode_job *job, phase *at, int thread);
+void decode_tiles(const decode_job *job, int sequence, int head, int from, int to, int thread, const partial_rows *out);
 void decode_merge(const decode_job *job, int sequence, int q_head, float *out);
 int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* 0: no limit of positions */
 int window_is_kept(const batch *rows, int window); /* no block that a row's window (0: none) reaches was released */
 int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* and one row a sequence */
+
+/* tier_decode.c: the same for batches with closed segments. Memory of tier_bytes is laid out once a step. */
+enum { TIER_EXACT, TIER_OPEN, TIER_UNITS, TIER_SELECT, TIER_FAR, TIER_PHASES };
+
+int64_t tier_bytes(const batch *rows, const heads *shape, int threads);
+void tier_open(const batch *rows, const heads *shape, int threads, uint8_t *memory);
+void tier_partials(const decode_job *job, phase *phases, int thread);
+void tier_merge(const decode_job *job, int sequence, int q_head, float *out);
+void tier_stats(const decode_job *job, int sequence); /* once its heads are merged */
 
 /* tier_prefill.c: a run of rows, none of which stands in a closed segment */
 typedef struct tier_item {
@@ -267,6 +302,23 @@ static inline float half_to_float(uint16_t half) {
     else bits.f *= 0x1p112f;                       /* rebias; subnormals come out right */
     bits.u |= sign;
     return bits.f;
+#endif
+}
+
+static inline uint16_t float_to_half(float value) { /* to nearest, ties to even */
+#if defined(__F16C__)
+    return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#else
+    union { float f; uint32_t u; } bits = {value};
+    uint32_t sign = bits.u >> 16 & 0x8000, magnitude = bits.u & 0x7fffffff;
+    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    if (magnitude < 0x38800000) { /* subnormal in half: let float addition round */
+        union { float f; uint32_t u; } shifted = {.u = magnitude};
+        shifted.f += 0.5f;
+        return (uint16_t)(sign | (shifted.u - 0x3f000000));
+    }
+    return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
 #endif
 }
 

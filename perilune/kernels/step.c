@@ -28,7 +28,7 @@ typedef struct decode_model {
 
 enum { /* of one layer */
     PHASE_NORM, PHASE_QKV, PHASE_STORE, PHASE_ATTENTION, PHASE_MERGE, PHASE_O, PHASE_FFN_NORM, PHASE_GATE_UP,
-    PHASE_ACTIVATE, PHASE_DOWN, PHASES
+    PHASE_ACTIVATE, PHASE_DOWN, PHASE_TIERS, PHASES = PHASE_TIERS + TIER_PHASES
 };
 
 #define STORE_ITEMS 4 /* of a row's heads */
@@ -43,7 +43,7 @@ typedef struct step { /* what all threads of a step share */
     uint16_t *q;
     uint8_t *prepared[2];
     float *partial;
-    uint8_t *scratch;
+    uint8_t *scratch, *tiers; /* tiers NULL: no sequence has closed segments */
     phase *phases;
     int32_t parts;
     atomic_int stopped;
@@ -89,12 +89,17 @@ static void store_rows(const step *s, const decode_layer *layer, int index) {
 
 static void attend_rows(const step *s, const decode_layer *layer, int index, const linear_job *o) {
     const heads *shape = &s->model->shape;
-    decode_job job = {s->ctx, s->kv, s->rows, shape, index, layer->window, s->parts, s->q, s->partial, s->scratch};
-    decode_partials(&job, phase_of(s, index, PHASE_ATTENTION), omp_get_thread_num());
+    decode_job job = {s->ctx, s->kv, s->rows, shape, index, layer->window, s->parts, s->q, s->partial, s->scratch, s->tiers};
+    if (s->tiers) tier_partials(&job, phase_of(s, index, PHASE_TIERS), omp_get_thread_num());
+    else decode_partials(&job, phase_of(s, index, PHASE_ATTENTION), omp_get_thread_num());
     phase *at = phase_of(s, index, PHASE_MERGE);
     float merged[shape->num_q_heads * shape->head_dim];
     PHASE_ITEMS(at, row, s->rows->num_sequences) {
-        for (int h = 0; h < shape->num_q_heads; h++) decode_merge(&job, row, h, merged + h * shape->head_dim);
+        for (int h = 0; h < shape->num_q_heads; h++) {
+            if (s->tiers) tier_merge(&job, row, h, merged + h * shape->head_dim);
+            else decode_merge(&job, row, h, merged + h * shape->head_dim);
+        }
+        if (s->tiers) tier_stats(&job, row);
         linear_prepare(s->ctx, o, merged, row);
     }
     phase_wait(at, s->rows->num_sequences);
@@ -158,11 +163,13 @@ static int64_t lay_out(step *s, uint8_t *memory) {
     int64_t sizes[] = {
         4 * rows * larger(columns, 2 * (int64_t)model->ffn), 4 * rows * model->hidden, 2 * rows * q_columns,
         prepared_bytes(widest, (int)rows), prepared_bytes(widest, (int)rows),
-        4 * decode_scratch_floats(s->rows, shape, s->parts), align64(attention_scratch_bytes(shape)) * s->ctx->threads,
-        (int64_t)sizeof(phase) * (model->num_layers + 1) * PHASES};
+        s->rows->closed ? 0 : 4 * decode_scratch_floats(s->rows, shape, s->parts), align64(attention_scratch_bytes(shape)) * s->ctx->threads,
+        (int64_t)sizeof(phase) * (model->num_layers + 1) * PHASES,
+        s->rows->closed ? tier_bytes(s->rows, shape, s->ctx->threads) : 0};
     void **places[] = {(void **)&s->wide, (void **)&s->branch, (void **)&s->q, (void **)&s->prepared[0],
-                       (void **)&s->prepared[1], (void **)&s->partial, (void **)&s->scratch, (void **)&s->phases};
-    for (int i = 0; i < 8; i++) {
+                       (void **)&s->prepared[1], (void **)&s->partial, (void **)&s->scratch, (void **)&s->phases,
+                       (void **)&s->tiers};
+    for (int i = 0; i < 9; i++) {
         if (memory) *places[i] = memory + used;
         used += align64(sizes[i]);
     }
@@ -175,11 +182,15 @@ EXPORT int pk_decode_step(const context *ctx, const decode_model *model, const p
     for (int i = 1; i < model->num_layers; i++)
         if (model->layers[i].angles.max_positions < positions) positions = model->layers[i].angles.max_positions;
     if (!decode_batch_is_valid(rows, kv, positions)) return STATUS_BAD_BATCH;
+    for (int i = 0; i < model->num_layers; i++)
+        if (!window_is_kept(rows, model->layers[i].window)) return STATUS_BAD_BATCH;
     step s = {.ctx = ctx, .model = model, .kv = kv, .rows = rows, .cancel = cancel, .x = x, .logits = logits};
     s.parts = decode_parts(rows);
     uint8_t *memory = aligned_alloc(64, (size_t)lay_out(&s, NULL));
     if (!memory) return STATUS_NO_MEMORY;
     lay_out(&s, memory);
+    if (rows->closed) tier_open(rows, &model->shape, ctx->threads, s.tiers);
+    else s.tiers = NULL;
     memset(s.phases, 0, sizeof(phase) * (size_t)(model->num_layers + 1) * PHASES);
 #pragma omp parallel num_threads(ctx->threads)
     run_step(&s);

@@ -1,0 +1,292 @@
+"""Decode attention over closed segments: the hybrid form against the dense INT8 form of the same cache.
+
+    python -m bench.attention [--quick] [--json FILE]
+
+One token at 32K and 128K of context, SmolLM2's attention (9 query heads, 3 KV heads, head_dim 64) over 30 layers
+and Llama-8B's (32, 8, 128) over 6 copies of a layer. Time is that of a decode step whose linears are next to
+nothing, less the same step at a context of one token. Each layer has its own memory and a step reads far more of
+it than caches hold, so every figure is cold, as in a real step. Keys and queries are random; how much a head
+selects follows from the spread of its scores, which is set so that budgets are distributed as in `BUDGETS`. Read
+bandwidth is measured in the same round. A full run takes about two minutes on two cores and 5 GB.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, median
+
+import torch
+
+from bench.machine import CpuClock, calibrate, describe
+from bench.report import Bar, Result, compare, finish, parse_options
+from perilune.kernels.interface import (
+    ATTENTION_PARTS,
+    ATTENTION_STATS,
+    DecodeLayer,
+    DecodeModel,
+    DecodePlan,
+    HeadShape,
+    Kernels,
+    KVLayout,
+    KVPool,
+    RaggedBatch,
+    RopeTable,
+    SegmentBatch,
+    SegmentPool,
+)
+from perilune.kernels.memory import zeroed_bytes
+from perilune.kernels.select import load
+from perilune.kernels.tiers import SEGMENT_TOKENS, SEGMENT_UNITS, SINK_TOKENS, AttentionPolicy, SegmentLayout
+
+BARS = {
+    "vs_dense_int8_32k": Bar(at_least=5),
+    "vs_dense_int8_128k": Bar(at_least=10),
+    "dense_bandwidth_share": Bar(at_least=0.55, unit="of read bandwidth"),
+    "llama8b_vs_dense_int8_32k": Bar(at_least=5),
+    "llama8b_vs_dense_int8_128k": Bar(at_least=10),
+    "llama8b_dense_bandwidth_share": Bar(at_least=0.55, unit="of read bandwidth"),
+}
+BUDGETS = (32, 32, 40, 52, 64, 80, 110, 150, 256)
+"""Units that KV heads select, as quantiles. An assumption around the default budget of 64 units."""
+
+LENGTHS = {"32k": 32_768, "128k": 131_072}
+_HIDDEN = 32
+_SEGMENT_SPREAD = 0.5  # share of a unit key's variance that its group has in common
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One shape's kernels, cache and model; a step attends `layers` layers."""
+
+    prefix: str
+    kernels: Kernels
+    heads: HeadShape
+    layers: int
+    pool: KVPool
+    segments: SegmentPool
+    payloads: torch.Tensor
+    plan: dict[str, DecodePlan]
+
+    def batch(self, length: int, policy: AttentionPolicy) -> RaggedBatch:
+        """One sequence; the segments that end before the local window are closed, as the engine has it."""
+        counts = max(0, (length - policy.window_tokens) // SEGMENT_TOKENS)
+        blocks = torch.full((1, -(-length // 32)), -1, dtype=torch.int32)
+        kept = [b for b in range(blocks.shape[1]) if b < SINK_TOKENS // 32 or b * 32 >= counts * SEGMENT_TOKENS]
+        blocks[0, kept] = torch.randperm(self.pool.num_blocks, generator=_generator(1))[: len(kept)].int()
+        slots = torch.randperm(self.segments.num_slots, generator=_generator(2))[None].int()
+        tiers = SegmentBatch(
+            self.segments,
+            slots,
+            torch.tensor([counts], dtype=torch.int32),
+            (policy,),
+            torch.zeros(1, self.layers, len(ATTENTION_STATS)),
+        )
+        one = torch.tensor([0, 1], dtype=torch.int32)
+        return RaggedBatch(one, torch.tensor([length], dtype=torch.int32), blocks, tiers if counts else None)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = parse_options("Hybrid decode attention against dense INT8 over the same cache.", argv)
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    kernels = load(threads)
+    setups = [_open(kernels, "", HeadShape(9, 3, 64, 0.125), 30)]
+    setups += [_open(kernels, "llama8b_", HeadShape(32, 8, 128, 128**-0.5), 6)]
+    clock = CpuClock.now([os.getpid()])
+    rounds = [_round(setups, threads) for _ in range(2 if options.quick else options.rounds)]
+    share = CpuClock.now([os.getpid()]).foreign_share(clock)
+    machine = describe() | {"kernels": kernels.describe(), "foreign_share": round(share, 3)}
+    result = Result("attention", {}, machine, [dict(figures) for figures in rounds], quick=options.quick)
+    for key in rounds[0]:
+        compare(result, key, [figures[key] for figures in rounds])
+    result.notes.append(f"units selected by a head, quantiles of the set-up: {', '.join(map(str, BUDGETS))}")
+    finish(result, BARS, options)
+
+
+# ------------------------------------------------------------------------------------------------ the cache
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def _open(kernels: Kernels, prefix: str, heads: HeadShape, layers: int) -> Setup:
+    layout = SegmentLayout(layers, heads.num_kv_heads, heads.head_dim)
+    slots = max(LENGTHS.values()) // SEGMENT_TOKENS
+    segments = kernels.allocate_segments(layout, slots)
+    payloads = zeroed_bytes(slots * layout.segment_payload_bytes)
+    payloads.view(-1, layout.payload_bytes)[:] = _payload(layout)
+    segments.payloads.copy_(payloads.data_ptr() + layout.segment_payload_bytes * torch.arange(slots))
+    records = segments.summaries.view(slots * layout.records, layout.summary_bytes)
+    for start in range(0, len(records), layout.records):
+        records[start : start + layout.records] = _summaries(layout, start)
+    pool = kernels.allocate_pool(KVLayout(layers, heads.num_kv_heads, heads.head_dim, "bf16"), 100)
+    pool.data.view(torch.bfloat16).normal_()
+    plans = {
+        name: kernels.prepare_decode(_model(kernels, heads, layers, length), pool)
+        for name, length in LENGTHS.items()
+    }
+    return Setup(prefix, kernels, heads, layers, pool, segments, payloads, plans)
+
+
+def _place(data: torch.Tensor, start: int, values: torch.Tensor) -> None:
+    raw = values.contiguous().view(torch.uint8).reshape(data.shape[0], -1)
+    data[:, start : start + raw.shape[1]] = raw
+
+
+def _payload(layout: SegmentLayout) -> torch.Tensor:
+    """One record's payload, uint8 [1, payload_bytes]: the same numbers in every record's own memory."""
+    data = torch.randint(0, 256, (1, layout.payload_bytes), dtype=torch.uint8, generator=_generator(3))
+    at, dim = layout.payload_offsets, layout.head_dim
+    _place(data, at["k_scale"], torch.full((1, SEGMENT_UNITS // 2 * dim), 4 / 255).half())
+    _place(data, at["k_zero"], torch.full((1, SEGMENT_UNITS // 2 * dim), -2.0).half())
+    _place(data, at["v_scale"], torch.full((1, SEGMENT_UNITS * 16), 3 / 127).half())
+    return data
+
+
+def _summaries(layout: SegmentLayout, seed: int) -> torch.Tensor:
+    """uint8 [records, summary_bytes]: unit keys of variance one, half of it common to a group of units."""
+    records, dim, at = layout.records, layout.head_dim, layout.summary_offsets
+    generator = _generator(seed)
+    group = torch.randn(records, 8, 1, dim, generator=generator) * math.sqrt(_SEGMENT_SPREAD)
+    own = torch.randn(records, 8, 16, dim, generator=generator) * math.sqrt(1 - _SEGMENT_SPREAD)
+    keys = ((group + own) * 32).round().clamp(-127, 127).to(torch.int8)
+    data = torch.zeros(records, layout.summary_bytes, dtype=torch.uint8)
+    _place(data, at["unit_k"], keys.view(records, 8, 16, dim // 4, 4).transpose(2, 3))
+    _place(data, at["unit_k_scale"], torch.full((records, SEGMENT_UNITS), 1 / 32).half())
+    _place(
+        data,
+        at["unit_v"],
+        torch.randint(-127, 128, (records, SEGMENT_UNITS * dim), generator=generator).to(torch.int8),
+    )
+    _place(data, at["unit_v_scale"], torch.full((records, SEGMENT_UNITS), 1 / 127).half())
+    units = torch.full((records, SEGMENT_UNITS), 16, dtype=torch.uint8)
+    units[:, -1] = 0
+    _place(data, at["unit_n"], units)
+    _place(data, at["group_k"], group.half())
+    _place(data, at["group_v"], torch.randn(records, 8 * dim, generator=generator).half() * 0.2)
+    _place(data, at["group_n"], torch.tensor([256] * 7 + [240], dtype=torch.int16).expand(records, 8))
+    outliers = torch.randn(records, 2 * 16 * dim, generator=generator).bfloat16()
+    _place(data, at["outlier_k"], outliers[:, : 16 * dim])
+    _place(data, at["outlier_v"], outliers[:, 16 * dim :])
+    _place(data, at["outlier_n"], torch.full((records, 1), 16, dtype=torch.int16))
+    return data
+
+
+def _queries(heads: HeadShape, layers: int, length: int) -> torch.Tensor:
+    """[layers, Hq * D]: heads of a KV head differ a little; lengths so that scores spread as the budget wants.
+
+    With scores of normal spread s the largest share f of the units holds the mass Phi(s - z), z the quantile 1 - f.
+    """
+    normal, generator = NormalDist(), _generator(4)
+    group, units = heads.num_q_heads // heads.num_kv_heads, length // 16
+    shared = torch.randn(layers, heads.num_kv_heads, 1, heads.head_dim, generator=generator)
+    q = shared + 0.5 * torch.randn(layers, heads.num_kv_heads, group, heads.head_dim, generator=generator)
+    unit = q / q.norm(dim=-1, keepdim=True)
+    order = torch.randperm(layers * heads.num_kv_heads, generator=generator) % len(BUDGETS)
+    spreads = [normal.inv_cdf(0.95) + normal.inv_cdf(1 - BUDGETS[int(i)] / units) for i in order]
+    scale = torch.tensor(spreads).view(layers, heads.num_kv_heads, 1, 1) / heads.scale
+    scaled: torch.Tensor = (unit * scale).flatten(1)
+    return scaled
+
+
+def _model(kernels: Kernels, heads: HeadShape, layers: int, length: int) -> DecodeModel:
+    """Weights of zero, biases that are the queries, no rotation: attention alone takes time."""
+    rope = RopeTable(torch.ones(length + 1, heads.head_dim // 2), torch.zeros(length + 1, heads.head_dim // 2))
+    columns = heads.num_q_heads * heads.head_dim
+    narrow, ones = kernels.pack_int8(torch.zeros(_HIDDEN, _HIDDEN)), torch.ones(_HIDDEN)
+    qkv, o = (
+        kernels.pack_int8(torch.zeros(heads.qkv_columns, _HIDDEN)),
+        kernels.pack_int8(torch.zeros(_HIDDEN, columns)),
+    )
+    q = _queries(heads, layers, length)
+
+    def bias(layer: int) -> torch.Tensor:
+        return torch.cat([q[layer], torch.zeros(heads.qkv_columns - columns)])
+
+    built = [
+        DecodeLayer(
+            input_norm=ones,
+            qkv=(qkv,),
+            qkv_bias=bias(layer),
+            qk_norm=None,
+            rope=rope,
+            window=None,
+            o=o,
+            o_bias=None,
+            post_attn_norm=None,
+            ffn_norm=ones,
+            gate_up=(narrow, narrow),
+            down=narrow,
+            post_ffn_norm=None,
+        )
+        for layer in range(layers)
+    ]
+    return DecodeModel(_HIDDEN, heads, "silu", 1e-5, tuple(built), ones, narrow)
+
+
+# ------------------------------------------------------------------------------------------------ the rounds
+
+
+def _step_s(setup: Setup, plan: DecodePlan, batch: RaggedBatch, repeats: int) -> float:
+    """Median seconds of a step."""
+    x, times = torch.zeros(1, _HIDDEN), []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        setup.kernels.decode_step(plan, x.clone(), batch)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _dense_bytes(setup: Setup, batch: RaggedBatch) -> int:
+    """What the dense form reads in a step: payloads, counts and outliers of closed segments, bf16 blocks."""
+    layout, tiers = setup.segments.layout, batch.segments
+    closed = 0 if tiers is None else int(tiers.counts[0])
+    blocks = int((batch.block_tables >= 0).sum())
+    record = layout.payload_bytes + SEGMENT_UNITS + 4 * 16 * layout.head_dim
+    return closed * layout.records * record + blocks * setup.pool.layout.block_bytes
+
+
+def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:
+    figures = {"read_gb_s": calibrate(threads, 0.3).read_gb_s}
+    sparse = AttentionPolicy(dense_layers=0)
+    for setup in setups:
+        for name, length in LENGTHS.items():
+            plan, key = setup.plan[name], setup.prefix
+            dense_batch, batch = setup.batch(length, replace(sparse, sparse=False)), setup.batch(length, sparse)
+            idle_s = _step_s(setup, plan, setup.batch(1, sparse), 15)
+            dense_s = _step_s(setup, plan, dense_batch, 3) - idle_s
+            hybrid_s = _step_s(setup, plan, batch, 9) - idle_s
+            figures[f"{key}vs_dense_int8_{name}"] = dense_s / hybrid_s
+            figures[f"{key}hybrid_{name}_us"] = hybrid_s / setup.layers * 1e6
+            share = _dense_bytes(setup, dense_batch) / dense_s / 1e9 / figures["read_gb_s"]
+            figures[f"{key}dense_bandwidth_share" + ("_32k" if name == "32k" else "")] = share
+            figures |= {f"{key}{part}_{name}": value for part, value in _read(batch).items()}
+            figures |= {f"{key}{part}_{name}_share": value for part, value in _parts(setup, plan, batch).items()}
+    return figures
+
+
+def _read(batch: RaggedBatch) -> dict[str, float]:
+    """Tokens read exactly by a KV head, mean over the layers of the last step."""
+    if batch.segments is None or batch.segments.stats is None:
+        return {}
+    return {"exact_tokens": float(batch.segments.stats[0, :, ATTENTION_STATS.index("exact_tokens")].mean())}
+
+
+def _parts(setup: Setup, plan: DecodePlan, batch: RaggedBatch) -> dict[str, float]:
+    """Where the threads' time in a step goes."""
+    if batch.segments is None:
+        return {}
+    part_ns = torch.zeros(setup.layers, len(ATTENTION_PARTS), dtype=torch.int64)
+    timed = replace(batch, segments=replace(batch.segments, part_ns=part_ns))
+    setup.kernels.decode_step(plan, torch.zeros(1, _HIDDEN), timed)
+    total = part_ns.sum(0).double()
+    return dict(zip(ATTENTION_PARTS, (total / total.sum()).tolist(), strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+/* What decode over closed segments adds to kernels.h: the primitives of each CPU level, and the state they work on.
+ *
+ * Scores are powers of two throughout: queries carry scale * log2(e), so a weight is 2^(score - max). tiers.py draws the
+ * records; tier_decode.c hands out the work; tier_avx512.c and tier_generic.c do it.
+ */
+#ifndef PERILUNE_TIER_H
+#define PERILUNE_TIER_H
+
+#include "kernels.h"
+
+#define TIER_ROWS 4     /* query rows that share registers */
+#define GROUP_UNITS 16
+#define SUM_LANES 16
+
+/* The query rows of one KV head and their sums so far. `padded` is head_dim rounded up to 64. */
+typedef struct tier_rows {
+    int32_t rows, dim, padded;
+    float *q;           /* [rows][dim] */
+    int8_t *high, *low; /* [rows][padded]: q = step * (256 high + low) */
+    float *step;        /* [rows] */
+    int32_t *total;     /* [rows], sum of 256 high + low */
+    float *acc;         /* [rows][padded], weighted values */
+    float *sum;         /* [rows][16], weights; lanes are added up at the end */
+    float *moment;      /* [rows][16], weight * (score - max): what entropy needs */
+    float *max;         /* [rows] */
+} tier_rows;
+
+typedef struct unit_ref { /* 16 tokens of a record's payload */
+    const uint8_t *payload;
+    int32_t unit;
+} unit_ref;
+
+struct tier_ops {
+    /* Fold units into the running softmax; the two units of a 32-token block are quicker side by side. */
+    void (*attend_units)(tier_rows *rows, const record_layout *at, const unit_ref *units, int count);
+    /* The same for `count` of a record's outliers; `ahead` (NULL: nothing) is the record fetched meanwhile. */
+    void (*attend_outliers)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int count,
+                            const uint8_t *ahead);
+    /* z[row * stride + u] = q . mean key + log2(tokens) of the 16 units of a group; MASKED where there is no unit. */
+    void (*score_units)(const tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, float *z,
+                        int64_t stride);
+    /* The same for a record's 8 groups. */
+    void (*score_groups)(const tier_rows *rows, const record_layout *at, const uint8_t *summary, float *z,
+                         int64_t stride);
+    /* acc += weights[row * stride + u] * mean value, over the 16 units of a group. */
+    void (*add_units)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, const float *weights,
+                      int64_t stride);
+    /* The same for one group's mean; weights[row * stride]. */
+    void (*add_group)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, const float *weights,
+                      int64_t stride);
+    /* z = 2^(z - max), 0 where that is below 2^-126; adds the weights to 16 lanes. n is a multiple of 8. */
+    void (*exponents)(float *z, int n, float max, float *lanes);
+    /* mass[i] = sum over rows of factor[row] * e[row * stride + i]. */
+    void (*mass)(const float *e, int64_t stride, int rows, const float *factor, int n, float *mass);
+    /* sum of w * log2(w), 0 for 0. n is a multiple of 8. */
+    float (*log_moment)(const float *w, int n);
+};
+
+extern const tier_ops tier_ops_portable;
+#if defined(__x86_64__)
+extern const tier_ops tier_ops_avx2, tier_ops_avx512;
+#endif
+
+static inline const uint16_t *halves_at(const uint8_t *record, int32_t offset) {
+    return (const uint16_t *)(record + offset);
+}
+
+#endif

@@ -1,0 +1,493 @@
+/* tier.h for AVX-512 with VNNI: integer products, fp32 sums across units.
+ *
+ * A query, times a block's key scales, becomes 16-bit fixed point in two signed bytes (error max / 65000), a weight times
+ * its token's value scale two unsigned ones: VPDPBUSD then does 64 products at once. The signs are free: keys are
+ * unsigned, values signed.
+ */
+#include <immintrin.h>
+
+#include "tier_rowwise.h"
+
+#define INLINE static inline __attribute__((always_inline))
+#define SLACK 8.0f   /* the maximum moves only when a score passes it by 2^SLACK, see isa_avx512.c */
+#define AHEAD 2      /* units fetched ahead of the one at work */
+#define MAX_DIM 512
+
+typedef struct block { /* one or two units of the same 32 tokens */
+    const uint8_t *k[2];
+    const int8_t *v[2];
+    const uint16_t *k_scale, *k_zero, *v_scale[2];
+} block;
+
+INLINE __m512 halves_16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+
+INLINE __m512i broadcast4(const void *bytes) {
+    int32_t word;
+    memcpy(&word, bytes, 4);
+    return _mm512_set1_epi32(word);
+}
+
+INLINE __m512 exp2_16(__m512 x) { /* exp2_fast of rowwise.h, 0 below -126 */
+    __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 f = _mm512_sub_ps(x, n), p = _mm512_set1_ps(0x1.5bba14p-10f);
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.3cea8ap-7f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.c6b752p-5f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.ebf9bcp-3f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0x1.62e42ap-1f));
+    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+INLINE __m512 fixed_to_float(__m512i high, __m512i low) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+}
+
+/* ------------------------------------------------------------------------------------------------ exact units */
+
+typedef struct folded { /* a query in a block's key codes */
+    _Alignas(64) int8_t high[MAX_DIM], low[MAX_DIM];
+    float step, zero;
+} folded;
+
+INLINE void fold_query(const float *q, const block *b, int dim, folded *out) {
+    _Alignas(64) float scaled[MAX_DIM];
+    __m512 top = _mm512_setzero_ps(), zero = _mm512_setzero_ps();
+    for (int d = 0; d < dim; d += 16) {
+        __m512 x = _mm512_loadu_ps(q + d), y = _mm512_mul_ps(x, halves_16(b->k_scale + d));
+        zero = _mm512_fmadd_ps(x, halves_16(b->k_zero + d), zero);
+        top = _mm512_max_ps(top, _mm512_abs_ps(y));
+        _mm512_store_ps(scaled + d, y);
+    }
+    float peak = _mm512_reduce_max_ps(top);
+    __m512 inverse = _mm512_set1_ps(peak > 0.0f ? 32512.0f / peak : 0.0f); /* 127 * 256: the high byte stays 127 */
+    for (int d = 0; d < dim; d += 16) {
+        __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(scaled + d), inverse));
+        __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
+        _mm_store_si128((__m128i *)(out->high + d), _mm512_cvtepi32_epi8(high));
+        _mm_store_si128((__m128i *)(out->low + d), _mm512_cvtepi32_epi8(x)); /* truncates to the low byte */
+    }
+    out->step = peak / 32512.0f;
+    out->zero = _mm512_reduce_add_ps(zero);
+}
+
+INLINE void block_scores(const int rows, const int units, const block *b, const folded *q, int dim, __m512 s[][2]) {
+    __m512i high[TIER_ROWS][2], low[TIER_ROWS][2];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int u = 0; u < units; u++) high[r][u] = low[r][u] = _mm512_setzero_si512();
+    for (int c = 0; c < dim / 4; c++) {
+        __m512i k[2];
+#pragma GCC unroll 2
+        for (int u = 0; u < units; u++) k[u] = _mm512_loadu_si512(b->k[u] + 64 * c);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512i h = broadcast4(q[r].high + 4 * c), l = broadcast4(q[r].low + 4 * c);
+#pragma GCC unroll 2
+            for (int u = 0; u < units; u++) {
+                high[r][u] = _mm512_dpbusd_epi32(high[r][u], k[u], h);
+                low[r][u] = _mm512_dpbusd_epi32(low[r][u], k[u], l);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int u = 0; u < units; u++)
+            s[r][u] = _mm512_fmadd_ps(fixed_to_float(high[r][u], low[r][u]), _mm512_set1_ps(q[r].step),
+                                      _mm512_set1_ps(q[r].zero));
+}
+
+/* Scores to weights and the row's sums; returns by how much old sums shrink. */
+INLINE float softmax_row(tier_rows *state, int r, const int vectors, __m512 *s) {
+    __m512 top = vectors > 1 ? _mm512_max_ps(s[0], s[1]) : s[0];
+    float shrink = 1.0f;
+    float *sums = state->sum + r * SUM_LANES, *moments = state->moment + r * SUM_LANES;
+    __m512 sum = _mm512_loadu_ps(sums), moment = _mm512_loadu_ps(moments);
+    if (__builtin_expect(_mm512_cmp_ps_mask(top, _mm512_set1_ps(state->max[r] + SLACK), _CMP_GT_OQ), 0)) {
+        float max = _mm512_reduce_max_ps(top), by = state->max[r] - max;
+        shrink = state->max[r] <= MASKED ? 0.0f : exp2_fast(by);
+        if (shrink > 0.0f) moment = _mm512_fmadd_ps(sum, _mm512_set1_ps(by), moment);
+        sum = _mm512_mul_ps(sum, _mm512_set1_ps(shrink));
+        moment = _mm512_mul_ps(moment, _mm512_set1_ps(shrink));
+        state->max[r] = max;
+    }
+#pragma GCC unroll 2
+    for (int j = 0; j < vectors; j++) {
+        __m512 distance = _mm512_sub_ps(s[j], _mm512_set1_ps(state->max[r]));
+        s[j] = exp2_16(distance);
+        sum = _mm512_add_ps(sum, s[j]);
+        moment = _mm512_fmadd_ps(s[j], distance, moment);
+    }
+    _mm512_storeu_ps(sums, sum);
+    _mm512_storeu_ps(moments, moment);
+    return shrink;
+}
+
+typedef struct weights { /* of a block's tokens for one row, times the tokens' value scales */
+    uint8_t high[32], low[32];
+    float step;
+} weights;
+
+INLINE void fix_weights(const int vectors, __m512 *p, weights *out) {
+    float peak = _mm512_reduce_max_ps(vectors > 1 ? _mm512_max_ps(p[0], p[1]) : p[0]);
+    peak = peak > 1e-30f ? peak : 1e-30f;
+    __m512 inverse = _mm512_set1_ps(65280.0f / peak);
+#pragma GCC unroll 2
+    for (int j = 0; j < vectors; j++) {
+        __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(p[j], inverse));
+        _mm_storeu_si128((__m128i *)(out->high + 16 * j), _mm512_cvtepi32_epi8(_mm512_srli_epi32(x, 8)));
+        _mm_storeu_si128((__m128i *)(out->low + 16 * j), _mm512_cvtepi32_epi8(x));
+    }
+    out->step = peak / 65280.0f;
+}
+
+/* acc[row][dim …] = acc * shrink + weights . V for `width` vectors of 16 dims. */
+INLINE void block_values(const int rows, const int units, const int width, const block *b, const weights *p, int head_dim,
+                         int dim, const float *shrink, float *acc, int stride) {
+    __m512i high[TIER_ROWS][4], low[TIER_ROWS][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++) high[r][j] = low[r][j] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int u = 0; u < units; u++)
+#pragma GCC unroll 4
+        for (int quad = 0; quad < 4; quad++) {
+            __m512i v[4];
+#pragma GCC unroll 4
+            for (int j = 0; j < width; j++) v[j] = _mm512_loadu_si512(b->v[u] + 4 * (quad * head_dim + dim + 16 * j));
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                __m512i h = broadcast4(p[r].high + 16 * u + 4 * quad), l = broadcast4(p[r].low + 16 * u + 4 * quad);
+#pragma GCC unroll 4
+                for (int j = 0; j < width; j++) {
+                    high[r][j] = _mm512_dpbusd_epi32(high[r][j], h, v[j]);
+                    low[r][j] = _mm512_dpbusd_epi32(low[r][j], l, v[j]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int j = 0; j < width; j++) {
+            float *at = acc + r * stride + dim + 16 * j;
+            __m512 old = _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(shrink[r]));
+            __m512 sum = fixed_to_float(high[r][j], low[r][j]);
+            _mm512_storeu_ps(at, _mm512_fmadd_ps(sum, _mm512_set1_ps(p[r].step), old));
+        }
+}
+
+INLINE void attend_block(const int rows, const int units, tier_rows *state, int first, const block *b) {
+    folded q[TIER_ROWS];
+    weights p[TIER_ROWS];
+    __m512 s[TIER_ROWS][2], scale[2];
+    float shrink[TIER_ROWS], *acc = state->acc + first * state->padded;
+    int dim = state->dim, d = 0;
+    for (int r = 0; r < rows; r++) fold_query(state->q + (first + r) * dim, b, dim, &q[r]);
+    block_scores(rows, units, b, q, dim, s);
+#pragma GCC unroll 2
+    for (int u = 0; u < units; u++) scale[u] = halves_16(b->v_scale[u]);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        shrink[r] = softmax_row(state, first + r, units, s[r]);
+#pragma GCC unroll 2
+        for (int u = 0; u < units; u++) s[r][u] = _mm512_mul_ps(s[r][u], scale[u]);
+        fix_weights(units, s[r], &p[r]);
+    }
+    const int width = rows > 2 ? 2 : 4;
+    for (; d + 16 * width <= dim; d += 16 * width)
+        block_values(rows, units, width, b, p, dim, d, shrink, acc, state->padded);
+    for (; d < dim; d += 16) block_values(rows, units, 1, b, p, dim, d, shrink, acc, state->padded);
+}
+
+INLINE void attend_any(const int units, tier_rows *state, const block *b) {
+    int chunks = (state->rows + TIER_ROWS - 1) / TIER_ROWS, first = 0;
+    for (int i = 0; i < chunks; i++) {
+        int rows = (state->rows - first + chunks - i - 1) / (chunks - i);
+        switch (rows) {
+        case 1: attend_block(1, units, state, first, b); break;
+        case 2: attend_block(2, units, state, first, b); break;
+        case 3: attend_block(3, units, state, first, b); break;
+        default: attend_block(4, units, state, first, b); break;
+        }
+        first += rows;
+    }
+}
+
+static void attend_one(tier_rows *state, const block *b) { attend_any(1, state, b); }
+
+static void attend_two(tier_rows *state, const block *b) { attend_any(2, state, b); }
+
+INLINE void open_unit(const record_layout *at, const unit_ref *ref, int dim, int side, block *b) {
+    int pair = ref->unit / 2;
+    b->k[side] = ref->payload + at->k + (int64_t)ref->unit * UNIT_TOKENS * dim;
+    b->v[side] = (const int8_t *)(ref->payload + at->v + (int64_t)ref->unit * UNIT_TOKENS * dim);
+    b->v_scale[side] = halves_at(ref->payload, at->v_scale) + ref->unit * UNIT_TOKENS;
+    b->k_scale = halves_at(ref->payload, at->k_scale) + pair * dim;
+    b->k_zero = halves_at(ref->payload, at->k_zero) + pair * dim;
+}
+
+INLINE void fetch_unit(const record_layout *at, const unit_ref *ref, int dim) {
+    block b;
+    open_unit(at, ref, dim, 0, &b);
+    for (int i = 0; i < dim * UNIT_TOKENS; i += 64) _mm_prefetch((const char *)b.k[0] + i, _MM_HINT_T0);
+    for (int i = 0; i < dim * UNIT_TOKENS; i += 64) _mm_prefetch((const char *)b.v[0] + i, _MM_HINT_T0);
+    for (int i = 0; i < dim * 2; i += 64) {
+        _mm_prefetch((const char *)b.k_scale + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)b.k_zero + i, _MM_HINT_T0);
+    }
+    _mm_prefetch((const char *)b.v_scale[0], _MM_HINT_T0);
+}
+
+static void attend_units(tier_rows *state, const record_layout *at, const unit_ref *units, int count) {
+    int dim = state->dim;
+    for (int i = 0; i < count && i < AHEAD; i++) fetch_unit(at, &units[i], dim);
+    for (int i = 0, fetched = AHEAD; i < count;) {
+        const unit_ref *ref = &units[i];
+        int two = i + 1 < count && ref[1].payload == ref->payload && ref->unit % 2 == 0 && ref[1].unit == ref->unit + 1;
+        for (i += 1 + two; fetched < count && fetched < i + AHEAD; fetched++) fetch_unit(at, &units[fetched], dim);
+        block b;
+        open_unit(at, ref, dim, 0, &b);
+        if (two) open_unit(at, ref + 1, dim, 1, &b);
+        if (two) attend_two(state, &b);
+        else attend_one(state, &b);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------- outliers */
+
+INLINE __m512 even_bf16(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
+
+INLINE __m512 odd_bf16(__m512i words) {
+    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
+}
+
+INLINE void outlier_rows(const int rows, tier_rows *state, int first, const uint16_t *k, const uint16_t *v, int count) {
+    __m512 s[TIER_ROWS];
+    float shrink[TIER_ROWS], p[TIER_ROWS][UNIT_TOKENS];
+    int dim = state->dim;
+    const float *q = state->q + first * dim;
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) s[r] = _mm512_setzero_ps();
+    for (int pair = 0; pair < dim / 2; pair++) {
+        __m512i words = _mm512_loadu_si512(k + 32 * pair);
+        __m512 even = even_bf16(words), odd = odd_bf16(words);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            s[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(q[r * dim + 2 * pair]), s[r]);
+            s[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(q[r * dim + 2 * pair + 1]), s[r]);
+        }
+    }
+    __mmask16 exist = (__mmask16)((1u << count) - 1);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        s[r] = _mm512_mask_blend_ps(exist, _mm512_set1_ps(MASKED), s[r]);
+        shrink[r] = softmax_row(state, first + r, 1, &s[r]);
+        _mm512_storeu_ps(p[r], s[r]);
+    }
+    for (int d = 0; d < dim; d += 16) {
+        __m512 acc[TIER_ROWS];
+        float *at = state->acc + first * state->padded + d;
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+            acc[r] = _mm512_mul_ps(_mm512_loadu_ps(at + r * state->padded), _mm512_set1_ps(shrink[r]));
+        for (int pair = 0; pair < (count + 1) / 2; pair++) {
+            __m512i words = _mm512_loadu_si512(v + 2 * (pair * dim + d));
+            __m512 even = even_bf16(words), odd = odd_bf16(words);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                acc[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(p[r][2 * pair]), acc[r]);
+                acc[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(p[r][2 * pair + 1]), acc[r]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) _mm512_storeu_ps(at + r * state->padded, acc[r]);
+    }
+}
+
+static void attend_outliers(tier_rows *state, const record_layout *at, const uint8_t *summary, int count,
+                            const uint8_t *ahead) {
+    const uint16_t *k = halves_at(summary, at->outlier_k), *v = halves_at(summary, at->outlier_v);
+    for (int i = at->outlier_k; ahead && i < at->summary_bytes; i += 64)
+        _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
+    for (int first = 0; count > 0 && first < state->rows; first += TIER_ROWS)
+        switch (state->rows - first) {
+        case 1: outlier_rows(1, state, first, k, v, count); break;
+        case 2: outlier_rows(2, state, first, k, v, count); break;
+        case 3: outlier_rows(3, state, first, k, v, count); break;
+        default: outlier_rows(4, state, first, k, v, count); break;
+        }
+}
+
+/* --------------------------------------------------------------------------------------------------- the index */
+
+/* Mean keys are signed; with 128 added they are the unsigned side, and 128 times the query's sum comes off again. */
+INLINE void score_rows(const int rows, const tier_rows *state, int first, const uint8_t *k, __m512 scale, __m512 bias,
+                       __mmask16 exist, float *z, int64_t stride) {
+    __m512i high[TIER_ROWS], low[TIER_ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) high[r] = low[r] = _mm512_setzero_si512();
+    for (int c = 0; c < state->dim / 4; c++) {
+        __m512i key = _mm512_xor_si512(_mm512_loadu_si512(k + 64 * c), _mm512_set1_epi8((char)0x80));
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            int at = (first + r) * state->padded + 4 * c;
+            high[r] = _mm512_dpbusd_epi32(high[r], key, broadcast4(state->high + at));
+            low[r] = _mm512_dpbusd_epi32(low[r], key, broadcast4(state->low + at));
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
+        sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(128 * state->total[first + r]));
+        __m512 step = _mm512_mul_ps(scale, _mm512_set1_ps(state->step[first + r]));
+        __m512 score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), step, bias);
+        _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(exist, _mm512_set1_ps(MASKED), score));
+    }
+}
+
+static void score_units(const tier_rows *state, const record_layout *at, const uint8_t *summary, int group, float *z,
+                        int64_t stride) {
+    const uint8_t *k = summary + at->unit_k + (int64_t)group * GROUP_UNITS * state->dim;
+    __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(summary + at->unit_n + group * GROUP_UNITS)));
+    __mmask16 exist = _mm512_cmpgt_epi32_mask(n, _mm512_setzero_si512());
+    float bias[GROUP_UNITS];
+    __m512 scale = halves_16(halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS), log_n;
+    if (_mm512_cmpeq_epi32_mask(n, _mm512_set1_epi32(UNIT_TOKENS)) == 0xffff) log_n = _mm512_set1_ps(4.0f);
+    else {
+        for (int u = 0; u < GROUP_UNITS; u++) bias[u] = log2f((float)summary[at->unit_n + group * GROUP_UNITS + u]);
+        log_n = _mm512_loadu_ps(bias);
+    }
+    for (int first = 0; first < state->rows; first += TIER_ROWS)
+        switch (state->rows - first) {
+        case 1: score_rows(1, state, first, k, scale, log_n, exist, z, stride); break;
+        case 2: score_rows(2, state, first, k, scale, log_n, exist, z, stride); break;
+        case 3: score_rows(3, state, first, k, scale, log_n, exist, z, stride); break;
+        default: score_rows(4, state, first, k, scale, log_n, exist, z, stride); break;
+        }
+}
+
+static void score_groups(const tier_rows *state, const record_layout *at, const uint8_t *summary, float *z,
+                         int64_t stride) {
+    const uint16_t *keys = halves_at(summary, at->group_k), *n = halves_at(summary, at->group_n);
+    int dim = state->dim;
+    for (int g = 0; g < SEGMENT_GROUPS; g++, keys += dim) {
+        float bias = n[g] ? log2f((float)n[g]) : 0.0f;
+        for (int r = 0; r < state->rows; r++) {
+            __m512 sum = _mm512_setzero_ps();
+            for (int d = 0; d < dim; d += 16)
+                sum = _mm512_fmadd_ps(halves_16(keys + d), _mm512_loadu_ps(state->q + r * dim + d), sum);
+            z[r * stride + g] = n[g] ? _mm512_reduce_add_ps(sum) + bias : MASKED;
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- means */
+
+/* Four rows of bytes interleaved, 64 dims: vector i, 32-bit lane 4 l + j is dim 16 l + 4 i + j. */
+INLINE void interleave(const int8_t *v, int stride, __mmask64 exist, __m512i out[4]) {
+    __m512i a = _mm512_maskz_loadu_epi8(exist, v), b = _mm512_maskz_loadu_epi8(exist, v + stride);
+    __m512i c = _mm512_maskz_loadu_epi8(exist, v + 2 * stride), d = _mm512_maskz_loadu_epi8(exist, v + 3 * stride);
+    __m512i ab0 = _mm512_unpacklo_epi8(a, b), ab1 = _mm512_unpackhi_epi8(a, b);
+    __m512i cd0 = _mm512_unpacklo_epi8(c, d), cd1 = _mm512_unpackhi_epi8(c, d);
+    out[0] = _mm512_unpacklo_epi16(ab0, cd0);
+    out[1] = _mm512_unpackhi_epi16(ab0, cd0);
+    out[2] = _mm512_unpacklo_epi16(ab1, cd1);
+    out[3] = _mm512_unpackhi_epi16(ab1, cd1);
+}
+
+INLINE void transpose_lanes(__m512 x[4]) { /* interleaved vectors to dims in order */
+    __m512 a = _mm512_shuffle_f32x4(x[0], x[1], 0x44), b = _mm512_shuffle_f32x4(x[2], x[3], 0x44);
+    __m512 c = _mm512_shuffle_f32x4(x[0], x[1], 0xee), d = _mm512_shuffle_f32x4(x[2], x[3], 0xee);
+    x[0] = _mm512_shuffle_f32x4(a, b, 0x88);
+    x[1] = _mm512_shuffle_f32x4(a, b, 0xdd);
+    x[2] = _mm512_shuffle_f32x4(c, d, 0x88);
+    x[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
+}
+
+INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t *v, const weights *p) {
+    int dim = state->dim;
+    for (int d = 0; d < dim; d += 64) {
+        __mmask64 exist = dim - d >= 64 ? ~0ull : (1ull << (dim - d)) - 1;
+        __m512i high[TIER_ROWS][4], low[TIER_ROWS][4];
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) high[r][i] = low[r][i] = _mm512_setzero_si512();
+        for (int quad = 0; quad < 4; quad++) {
+            __m512i x[4];
+            interleave(v + 4 * quad * dim + d, dim, exist, x);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                __m512i h = broadcast4(p[r].high + 4 * quad), l = broadcast4(p[r].low + 4 * quad);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) {
+                    high[r][i] = _mm512_dpbusd_epi32(high[r][i], h, x[i]);
+                    low[r][i] = _mm512_dpbusd_epi32(low[r][i], l, x[i]);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            float *acc = state->acc + (first + r) * state->padded + d;
+            __m512 sum[4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) sum[i] = fixed_to_float(high[r][i], low[r][i]);
+            transpose_lanes(sum);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++)
+                _mm512_storeu_ps(acc + 16 * i, _mm512_fmadd_ps(sum[i], _mm512_set1_ps(p[r].step),
+                                                               _mm512_loadu_ps(acc + 16 * i)));
+        }
+    }
+}
+
+static void add_units(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *w,
+                      int64_t stride) {
+    const int8_t *v = (const int8_t *)(summary + at->unit_v) + (int64_t)group * GROUP_UNITS * state->dim;
+    __m512 scale = halves_16(halves_at(summary, at->unit_v_scale) + group * GROUP_UNITS);
+    for (int first = 0; first < state->rows; first += TIER_ROWS) {
+        int rows = state->rows - first < TIER_ROWS ? state->rows - first : TIER_ROWS;
+        weights p[TIER_ROWS];
+        for (int r = 0; r < rows; r++) {
+            __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(w + (first + r) * stride), scale);
+            fix_weights(1, &scaled, &p[r]);
+        }
+        switch (rows) {
+        case 1: mean_rows(1, state, first, v, p); break;
+        case 2: mean_rows(2, state, first, v, p); break;
+        case 3: mean_rows(3, state, first, v, p); break;
+        default: mean_rows(4, state, first, v, p); break;
+        }
+    }
+}
+
+static void add_group(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *w,
+                      int64_t stride) {
+    const uint16_t *v = halves_at(summary, at->group_v) + (int64_t)group * state->dim;
+    for (int r = 0; r < state->rows; r++) {
+        float *acc = state->acc + r * state->padded;
+        __m512 weight = _mm512_set1_ps(w[r * stride]);
+        for (int d = 0; d < state->dim; d += 16)
+            _mm512_storeu_ps(acc + d, _mm512_fmadd_ps(halves_16(v + d), weight, _mm512_loadu_ps(acc + d)));
+    }
+}
+
+static void exponents(float *z, int n, float max, float *lanes) {
+    __m512 sums = _mm512_loadu_ps(lanes);
+    for (int i = 0; i < n; i += 16) {
+        __mmask16 inside = n - i >= 16 ? 0xffff : 0xff;
+        __m512 distance = _mm512_sub_ps(_mm512_maskz_loadu_ps(inside, z + i), _mm512_set1_ps(max));
+        __mmask16 counts = _mm512_mask_cmp_ps_mask(inside, distance, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+        __m512 weight = _mm512_maskz_mov_ps(counts, exp2_16(distance));
+        sums = _mm512_add_ps(sums, weight);
+        _mm512_mask_storeu_ps(z + i, inside, weight);
+    }
+    _mm512_storeu_ps(lanes, sums);
+}
+
+const tier_ops tier_ops_avx512 = {
+    .attend_units = attend_units, .attend_outliers = attend_outliers, .score_units = score_units,
+    .score_groups = score_groups, .add_units = add_units, .add_group = add_group, .exponents = exponents,
+    TIER_ROWWISE_OPS};

@@ -1,0 +1,77 @@
+/* The largest entries of a row of masses, without sorting it: a histogram finds the border, only the border is sorted. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tier_decode.h"
+
+#define BUCKETS 1024 /* 32 for a factor of two; the last holds everything below 2^-32 of the largest, by index */
+#define SHIFT 18
+
+static int32_t float_bits(float x) {
+    int32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+
+static int bucket_of(int32_t top, float x) { /* NaN goes somewhere, too */
+    int64_t steps = ((int64_t)top - float_bits(x)) >> SHIFT;
+    return steps < 0 ? 0 : (steps < BUCKETS ? (int)steps : BUCKETS - 1);
+}
+
+static int by_mass(const void *left, const void *right) { /* largest first, ties to the lowest index */
+    const ranked *a = left, *b = right;
+    if (a->mass != b->mass) return a->mass < b->mass ? 1 : -1;
+    return a->index < b->index ? -1 : 1;
+}
+
+typedef struct border { /* whole buckets before `bucket`, and of it the entries up to `last` */
+    int bucket;
+    ranked last; /* index -1: none */
+} border;
+
+static int short_of(const choice *want, int taken, float mass) {
+    return taken < want->least || (mass < want->share && taken < want->most);
+}
+
+static border find_border(const float *mass, int n, const choice *want, int32_t top, ranked *space) {
+    int counts[BUCKETS] = {0}, taken = 0, count = 0, b = 0;
+    float masses[BUCKETS] = {0}, sum = 0.0f;
+    for (int i = 0; i < n; i++) {
+        int at = bucket_of(top, mass[i]);
+        counts[at]++;
+        masses[at] += mass[i];
+    }
+    for (; b < BUCKETS; taken += counts[b], sum += masses[b], b++) {
+        int after = taken + counts[b];
+        if (after > want->least && (after > want->most || sum + masses[b] >= want->share)) break;
+    }
+    border out = {b, {0.0f, -1}};
+    if (b == BUCKETS) return out;
+    for (int i = 0; i < n; i++)
+        if (bucket_of(top, mass[i]) == b) space[count++] = (ranked){mass[i], i};
+    if (b < BUCKETS - 1) qsort(space, (size_t)count, sizeof *space, by_mass);
+    for (int i = 0; i < count && short_of(want, taken, sum); i++, taken++) {
+        sum += space[i].mass;
+        out.last = space[i];
+    }
+    return out;
+}
+
+/* Indices, ascending, of the fewest entries that hold `share`, at least `least` and at most `most`; returns how many. */
+int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out) {
+    float largest = 0.0f;
+    for (int i = 0; i < n; i++) largest = mass[i] > largest ? mass[i] : largest;
+    want.most = want.most < n ? want.most : n;
+    want.least = want.least < want.most ? want.least : want.most;
+    int32_t top = float_bits(largest);
+    border end = find_border(mass, n, &want, top, space);
+    int count = 0;
+    for (int i = 0; i < n; i++) {
+        int at = bucket_of(top, mass[i]);
+        int tied = at == end.bucket && i <= end.last.index && (at == BUCKETS - 1 || mass[i] == end.last.mass);
+        int larger = at == end.bucket && at < BUCKETS - 1 && end.last.index >= 0 && mass[i] > end.last.mass;
+        out[count] = i;
+        count += at < end.bucket || tied || larger;
+    }
+    return count;
+}

@@ -1,0 +1,96 @@
+/* What the files of decode over closed segments share: how a sequence is read in a layer, and where its sums lie. */
+#ifndef PERILUNE_TIER_DECODE_H
+#define PERILUNE_TIER_DECODE_H
+
+#include "tier.h"
+
+#define PART_TOKENS (PART_TILES * TILE_TOKENS) /* of bf16 blocks */
+#define PART_SEGMENTS 4                        /* whose outliers, index or means are one part */
+#define PART_UNITS 16                          /* selected units of one part */
+#define WHOLE_UNITS 64                         /* units of one part where a segment is read whole */
+#define WHOLE_PARTS (SEGMENT_UNITS / WHOLE_UNITS)
+
+/* How one sequence is read in one layer. Its parts stand in this order; a part is one thread's work, and the sums of a
+ * part are merged with the others' at the end. */
+typedef struct tier_plan {
+    const attention_policy *policy;
+    int32_t length, closed;  /* tokens; segments read as such */
+    int32_t far;             /* segments read through the index, the first ones; the rest of `closed` is read whole */
+    int32_t two_level;
+    int32_t least, most;     /* units selected */
+    int32_t first_near;      /* number of the first bf16 part after the sinks */
+    int32_t near, outlier, whole, selected, mean; /* parts; the last three hold rotated values */
+} tier_plan;
+
+typedef struct ranked {
+    float mass;
+    int32_t index;
+} ranked;
+
+typedef struct choice {
+    float share;
+    int32_t least, most;
+} choice;
+
+/* Scores and choice of one (sequence, KV head); rows are the head's queries. */
+typedef struct head_state {
+    float *units;  /* [rows][unit_stride]: scores, later weights 2^(score - top) of what isn't selected */
+    float *groups; /* [rows][group_stride], the same of groups that aren't opened */
+    float *spare;  /* [rows][group_stride] */
+    float *mass;   /* of candidates */
+    float *top;    /* [rows]: what weights refer to */
+    int32_t *ids;  /* of candidates: unit 128 * segment + u */
+    int32_t *open; /* groups 8 * segment + g whose units are scored */
+    int32_t *chosen; /* units read exactly */
+    ranked *space;
+    int32_t num_open, num_chosen, unit_stride, group_stride;
+} head_state;
+
+enum { SUM_MAX, SUM_WEIGHT, SUM_MOMENT, SUM_BORDER, SUM_TOKENS, SUMS };
+
+/* One sequence's places. Arrays of parts: [q head][capacity]. */
+typedef struct tier_sequence {
+    float *acc;        /* [q head][capacity][head_dim] */
+    float *sums[SUMS]; /* border: share of SUM_WEIGHT; tokens: read exactly, in the first row of a KV head */
+    float *stats;      /* [q head][STATS] */
+    head_state *heads; /* [KV head] */
+    int32_t capacity;
+} tier_sequence;
+
+typedef struct tier_memory {
+    tier_sequence *sequences;
+    uint8_t *scratch; /* per thread */
+    int64_t thread_bytes;
+} tier_memory;
+
+int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out);
+tier_plan tier_plan_of(const decode_job *job, int sequence);
+
+/* tier_select.c: over the index alone, no payload */
+void tier_open_groups(const decode_job *job, int sequence, int head);
+void tier_choose_units(const decode_job *job, int sequence, int head);
+
+static inline tier_memory *tier_memory_of(const decode_job *job) { return (tier_memory *)job->tiers; }
+
+static inline const uint8_t *summary_of(const decode_job *job, int sequence, int head, int segment) {
+    const segments *closed = job->rows->closed;
+    int slot = closed->tables[(int64_t)sequence * closed->max_segments + segment];
+    return record_summary(&closed->pool, slot, job->layer, head);
+}
+
+static inline const uint8_t *payload_of(const decode_job *job, int sequence, int head, int segment) {
+    const segments *closed = job->rows->closed;
+    int slot = closed->tables[(int64_t)sequence * closed->max_segments + segment];
+    return record_payload(&closed->pool, slot, job->layer, head);
+}
+
+static inline int units_in(const decode_job *job, const uint8_t *summary, int group) { /* of a group: 16, or fewer at the end */
+    const uint8_t *n = summary + job->rows->closed->pool.at.unit_n + group * GROUP_UNITS;
+    int count = GROUP_UNITS;
+    while (count > 0 && n[count - 1] == 0) count--;
+    return count;
+}
+
+static inline int group_rows(const heads *shape) { return shape->num_q_heads / shape->num_kv_heads; }
+
+#endif
