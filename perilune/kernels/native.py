@@ -13,6 +13,7 @@ import torch
 
 from perilune.kernels import abi, openmp
 from perilune.kernels.interface import (
+    BLOCK_TOKENS,
     MAX_DECODE_ROWS,
     ROW_TILE,
     Act,
@@ -31,7 +32,7 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.memory import Arena, zeroed_bytes
 from perilune.kernels.packing import TILE_BLOCK_BYTES, check_gguf, check_matrix
-from perilune.kernels.tiers import SegmentLayout
+from perilune.kernels.tiers import SEGMENT_TOKENS, SegmentLayout
 
 Level = Literal["portable", "avx2", "avx512"]
 _LEVELS: dict[Level, int] = {"portable": 0, "avx2": 1, "avx512": 2}
@@ -208,6 +209,27 @@ class NativeKernels:
     def allocate_segments(self, layout: SegmentLayout, num_slots: int) -> SegmentPool:
         summaries = zeroed_bytes(num_slots * layout.segment_summary_bytes)
         return SegmentPool(layout, summaries, torch.zeros(num_slots, dtype=torch.int64))
+
+    def close_records(
+        self, source: KVPool, blocks: torch.Tensor, pool: SegmentPool, slot: int, first: int, count: int
+    ) -> None:
+        layout, kv = pool.layout, source.layout
+        if (layout.num_layers, layout.num_kv_heads, layout.head_dim) != (
+            kv.num_layers,
+            kv.num_kv_heads,
+            kv.head_dim,
+        ):
+            raise ValueError(f"{layout} doesn't fit {kv}")
+        table = abi.address(blocks, torch.int32, SEGMENT_TOKENS // BLOCK_TOKENS)
+        slots = abi.segment_pool(pool)
+        status = self._c.pk_close_records(
+            self._context, byref(abi.pool(source)), table, byref(slots), slot, first, count
+        )
+        if status == abi.BAD_BATCH:
+            raise ValueError(
+                f"slot {slot} is empty, or records {first} … {first + count - 1} or blocks don't exist"
+            )
+        _check(status)
 
     # ------------------------------------------------------------------------------------- packed weights
 

@@ -9,19 +9,6 @@ enum { GGUF_Q4_0 = 0, GGUF_Q4_1 = 1, GGUF_Q5_0 = 2, GGUF_Q8_0 = 3 };
 
 static const int gguf_bytes[] = {18, 20, 22, 34};
 
-static uint16_t float_to_half(float value) { /* to nearest, ties to even */
-    union { float f; uint32_t u; } bits = {value};
-    uint32_t sign = bits.u >> 16 & 0x8000, magnitude = bits.u & 0x7fffffff;
-    if (magnitude > 0x7f800000) return (uint16_t)(sign | 0x7e00);
-    if (magnitude >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
-    if (magnitude < 0x38800000) { /* subnormal in half: let float addition round */
-        union { float f; uint32_t u; } shifted = {.u = magnitude};
-        shifted.f += 0.5f;
-        return (uint16_t)(sign | (shifted.u - 0x3f000000));
-    }
-    return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
-}
-
 static int64_t tile_bytes(int kind, int cols) {
     if (kind == KIND_BF16) return (int64_t)cols * 2 * ROW_TILE;
     return (int64_t)(cols / BLOCK_TOKENS) * (kind == KIND_Q4 ? 320 : 544);

@@ -1,0 +1,653 @@
+/* One record of a closed segment: cluster its keys, sort them, quantise (tiers.py lists the steps, 1 to 7).
+ *
+ * Plain C that the compiler vectorises for each CPU level, except for the assignment of tokens to clusters, which is nearly
+ * all of the work. Compiled without fused multiply-add, so that every level rounds alike; the loops that add floating-point
+ * numbers up keep explicit lanes, so that their order is everywhere the same.
+ */
+#include <math.h>
+#include <string.h>
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+#include "tier_close.h"
+
+#ifndef CLOSE_RECORD
+#define CLOSE_RECORD close_record_portable
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+#define MAX_CLUSTERS (SEGMENT_TOKENS / UNIT_TOKENS)
+#define GROUP_UNITS (SEGMENT_UNITS / SEGMENT_GROUPS)
+#define TILE_RUNS 4     /* runs of 16 tokens, and */
+#define TILE_CLUSTERS 4 /* clusters, that share registers */
+
+typedef struct work { /* n tokens, C = n / 16 clusters */
+    uint16_t *keys;     /* bf16 [n][D] */
+    int8_t *points;     /* [n][D] */
+    int8_t *runs;       /* the same as [n / 16][D / 4][16][4] */
+    int8_t *centroids;  /* [C][D] */
+    uint8_t *raised;    /* the same plus 128 */
+    float *wide;        /* the same in fp32 */
+    int32_t *sums;      /* [C][D] */
+    float *unit;        /* [D][16]: the values of a unit */
+    int32_t *best, *before, *score; /* [n]: cluster, the last round's, product */
+    int32_t *bias;      /* [n]: 128 * sum of the point */
+    float *inverse;     /* [n] */
+    uint16_t *order;    /* [n] */
+    int32_t tokens, dim, clusters;
+} work;
+
+static uint8_t *take(uint8_t **memory, int64_t bytes) {
+    uint8_t *at = *memory;
+    *memory += (bytes + 63) / 64 * 64;
+    return at;
+}
+
+static void open_work(work *w, uint8_t *memory, int tokens, int dim) {
+    int64_t n = SEGMENT_TOKENS, c = MAX_CLUSTERS;
+    w->keys = (uint16_t *)take(&memory, 2 * n * dim);
+    w->points = (int8_t *)take(&memory, n * dim);
+    w->runs = (int8_t *)take(&memory, n * dim);
+    w->centroids = (int8_t *)take(&memory, c * dim);
+    w->raised = take(&memory, c * dim);
+    w->wide = (float *)take(&memory, 4 * c * dim);
+    w->sums = (int32_t *)take(&memory, 4 * c * dim);
+    w->unit = (float *)take(&memory, 4 * UNIT_TOKENS * (int64_t)dim);
+    w->best = (int32_t *)take(&memory, 4 * n);
+    w->before = (int32_t *)take(&memory, 4 * n);
+    w->score = (int32_t *)take(&memory, 4 * n);
+    w->bias = (int32_t *)take(&memory, 4 * n);
+    w->inverse = (float *)take(&memory, 4 * n);
+    w->order = (uint16_t *)take(&memory, 2 * n);
+    w->tokens = tokens;
+    w->dim = dim;
+    w->clusters = tokens / UNIT_TOKENS;
+}
+
+/* ----------------------------------------------------------------------------------------------- numbers */
+
+INLINE float round_even(float x) { return (x + 12582912.0f) - 12582912.0f; } /* |x| < 2^22 */
+
+INLINE float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+static float largest(const float *x, int n) { /* max |x|; n is a multiple of 16 */
+    float lanes[LANES] = {0}, top = 0.0f;
+    for (int i = 0; i < n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            float size = fabsf(x[i + j]);
+            lanes[j] = size > lanes[j] ? size : lanes[j];
+        }
+    for (int j = 0; j < LANES; j++) top = lanes[j] > top ? lanes[j] : top;
+    return top;
+}
+
+INLINE float reciprocal(uint16_t half) {
+    float scale = half_to_float(half);
+    return scale > 0.0f ? 1.0f / scale : 0.0f;
+}
+
+static void rotate(float *x, int dim, int width) { /* [dim][width], along dim */
+    int run = dim & -dim;
+    float norm = (float)(1.0 / sqrt((double)run));
+    for (int start = 0; start < dim; start += run)
+        for (int stride = 1; stride < run; stride *= 2)
+            for (int i = start; i < start + run; i += 2 * stride) {
+                float *left = x + (int64_t)i * width, *right = left + (int64_t)stride * width;
+                for (int j = 0; j < stride * width; j++) {
+                    float sum = left[j] + right[j], difference = left[j] - right[j];
+                    left[j] = sum;
+                    right[j] = difference;
+                }
+            }
+    for (int i = 0; i < dim * width; i++) x[i] *= norm;
+}
+
+/* ------------------------------------------------------------------------------------- keys as directions */
+
+static void gather_keys(const close_item *item, work *w) {
+    int pairs = w->dim / 2;
+    for (int b = item->skip, t = 0; b < SEGMENT_BLOCKS; b++, t += BLOCK_TOKENS) {
+        const uint8_t *block = kv_half(item->source, item->layer, 0, item->blocks[b], item->head);
+        for (int pair = 0; pair < pairs; pair++)
+            for (int i = 0; i < BLOCK_TOKENS; i++)
+                memcpy(w->keys + ((int64_t)(t + i) * pairs + pair) * 2, block + (pair * BLOCK_TOKENS + i) * 4, 4);
+    }
+}
+
+static void mean_key(const work *w, float *mean) {
+    double sums[w->dim];
+    memset(sums, 0, sizeof sums);
+    for (int t = 0; t < w->tokens; t++)
+        for (int d = 0; d < w->dim; d++) sums[d] += (double)bf16_to_float(w->keys[(int64_t)t * w->dim + d]);
+    for (int d = 0; d < w->dim; d++) mean[d] = (float)(sums[d] / w->tokens);
+}
+
+static void measure(work *w, const float *mean, float *peak) { /* inverse length of each centred key, and the peak */
+    float tops[LANES] = {0};
+    for (int t = 0; t < w->tokens; t++) {
+        const uint16_t *key = w->keys + (int64_t)t * w->dim;
+        double squares[LANES] = {0}, total = 0.0;
+        float sizes[LANES] = {0};
+        for (int d = 0; d < w->dim; d += LANES)
+            for (int j = 0; j < LANES; j++) {
+                float x = bf16_to_float(key[d + j]) - mean[d + j];
+                squares[j] += (double)x * (double)x;
+                x = fabsf(x);
+                sizes[j] = x > sizes[j] ? x : sizes[j];
+            }
+        for (int j = 0; j < LANES; j++) total += squares[j];
+        w->inverse[t] = total > 0.0 ? (float)(1.0 / sqrt(total)) : 0.0f;
+        for (int j = 0; j < LANES; j++) { /* rounding keeps order: max |x * w| = max |x| * w */
+            float y = sizes[j] * w->inverse[t];
+            tops[j] = y > tops[j] ? y : tops[j];
+        }
+    }
+    *peak = largest(tops, LANES);
+}
+
+static void make_points(work *w) {
+    float mean[w->dim], peak;
+    mean_key(w, mean);
+    measure(w, mean, &peak);
+    float factor = peak > 0.0f ? 127.0f / peak : 0.0f;
+    for (int t = 0; t < w->tokens; t++) {
+        const uint16_t *key = w->keys + (int64_t)t * w->dim;
+        int8_t *point = w->points + (int64_t)t * w->dim;
+        int sum = 0;
+        for (int d = 0; d < w->dim; d++) {
+            float y = (bf16_to_float(key[d]) - mean[d]) * w->inverse[t];
+            point[d] = (int8_t)(int32_t)round_even(y * factor);
+        }
+        for (int d = 0; d < w->dim; d++) sum += point[d];
+        w->bias[t] = 128 * sum;
+        for (int d = 0; d < w->dim; d += 4)
+            memcpy(w->runs + ((int64_t)t / LANES * w->dim + d) * LANES + t % LANES * 4, point + d, 4);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------- assignment */
+
+/* best[t], score[t] = the centroid of the largest product with token t, the lowest of equals, and the product. */
+#if defined(__AVX512VNNI__)
+
+static void prepare_centroids(work *w) {
+    for (int i = 0; i < w->clusters * w->dim; i++) w->raised[i] = (uint8_t)(w->centroids[i] + 128);
+}
+
+/* Centroids plus 128 are the unsigned operand: each product is 128 * sum of the point too large. */
+static void assign(work *w) {
+    for (int t = 0; t < w->tokens; t += TILE_RUNS * LANES) {
+        const int8_t *points = w->runs + (int64_t)t * w->dim;
+        __m512i top[TILE_RUNS], index[TILE_RUNS];
+#pragma GCC unroll 4
+        for (int r = 0; r < TILE_RUNS; r++) {
+            top[r] = _mm512_set1_epi32(INT32_MIN);
+            index[r] = _mm512_setzero_si512();
+        }
+        for (int c = 0; c < w->clusters; c += TILE_CLUSTERS) {
+            const uint8_t *centroid = w->raised + (int64_t)c * w->dim;
+            __m512i acc[TILE_CLUSTERS][TILE_RUNS];
+#pragma GCC unroll 4
+            for (int i = 0; i < TILE_CLUSTERS; i++)
+#pragma GCC unroll 4
+                for (int r = 0; r < TILE_RUNS; r++) acc[i][r] = _mm512_setzero_si512();
+            for (int d = 0; d < w->dim; d += 4) {
+                __m512i p[TILE_RUNS];
+#pragma GCC unroll 4
+                for (int r = 0; r < TILE_RUNS; r++) p[r] = _mm512_loadu_si512(points + (r * w->dim + d) * LANES);
+#pragma GCC unroll 4
+                for (int i = 0; i < TILE_CLUSTERS; i++) {
+                    int32_t word;
+                    memcpy(&word, centroid + i * w->dim + d, 4);
+                    __m512i x = _mm512_set1_epi32(word);
+#pragma GCC unroll 4
+                    for (int r = 0; r < TILE_RUNS; r++) acc[i][r] = _mm512_dpbusd_epi32(acc[i][r], x, p[r]);
+                }
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < TILE_CLUSTERS; i++)
+#pragma GCC unroll 4
+                for (int r = 0; r < TILE_RUNS; r++) {
+                    __mmask16 more = _mm512_cmpgt_epi32_mask(acc[i][r], top[r]);
+                    top[r] = _mm512_mask_mov_epi32(top[r], more, acc[i][r]);
+                    index[r] = _mm512_mask_mov_epi32(index[r], more, _mm512_set1_epi32(c + i));
+                }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < TILE_RUNS; r++) {
+            int at = t + r * LANES;
+            _mm512_storeu_si512(w->best + at, index[r]);
+            _mm512_storeu_si512(w->score + at, _mm512_sub_epi32(top[r], _mm512_loadu_si512(w->bias + at)));
+        }
+    }
+}
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+static void prepare_centroids(work *w) { (void)w; }
+
+static void assign(work *w) {
+    for (int t = 0; t < w->tokens; t += LANES) {
+        const int8_t *points = w->runs + (int64_t)t * w->dim;
+        int32x4_t top[4];
+        uint32x4_t index[4];
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+            top[r] = vdupq_n_s32(INT32_MIN);
+            index[r] = vdupq_n_u32(0);
+        }
+        for (int c = 0; c < w->clusters; c += TILE_CLUSTERS) {
+            const int8_t *centroid = w->centroids + (int64_t)c * w->dim;
+            int32x4_t acc[TILE_CLUSTERS][4];
+#pragma GCC unroll 4
+            for (int i = 0; i < TILE_CLUSTERS; i++)
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) acc[i][r] = vdupq_n_s32(0);
+            for (int d = 0; d < w->dim; d += 4)
+#pragma GCC unroll 4
+                for (int i = 0; i < TILE_CLUSTERS; i++) {
+                    int32_t word;
+                    memcpy(&word, centroid + i * w->dim + d, 4);
+                    int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(word));
+#pragma GCC unroll 4
+                    for (int r = 0; r < 4; r++)
+                        acc[i][r] = vdotq_s32(acc[i][r], vld1q_s8(points + d * LANES + 16 * r), x);
+                }
+#pragma GCC unroll 4
+            for (int i = 0; i < TILE_CLUSTERS; i++)
+#pragma GCC unroll 4
+                for (int r = 0; r < 4; r++) {
+                    uint32x4_t more = vcgtq_s32(acc[i][r], top[r]);
+                    top[r] = vmaxq_s32(acc[i][r], top[r]);
+                    index[r] = vbslq_u32(more, vdupq_n_u32((uint32_t)(c + i)), index[r]);
+                }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) {
+            vst1q_s32(w->best + t + 4 * r, vreinterpretq_s32_u32(index[r]));
+            vst1q_s32(w->score + t + 4 * r, top[r]);
+        }
+    }
+}
+
+#else /* products of whole numbers below 2^24 are exact in fp32, fused or not */
+
+#if defined(__FMA__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define VECTORS (LANES / WIDTH)
+#define SHARED (16 / WIDTH / 2 * 2) /* clusters that share registers */
+
+typedef float vf __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t vi __attribute__((vector_size(4 * WIDTH)));
+
+INLINE vf add_product(vf acc, float x, vf y) {
+#if defined(__FMA__)
+    return (vf)_mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)y, (__m256)acc);
+#else
+    return acc + x * y;
+#endif
+}
+
+static void prepare_centroids(work *w) {
+    for (int i = 0; i < w->clusters * w->dim; i++) w->wide[i] = w->centroids[i];
+}
+
+INLINE void products(const work *w, int cluster, const float *run, vf acc[][VECTORS]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < SHARED; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) acc[i][j] = (vf){0};
+    const float *centroid = w->wide + (int64_t)cluster * w->dim;
+    for (int d = 0; d < w->dim; d++) {
+        vf points[VECTORS];
+        memcpy(points, run + d * LANES, sizeof points);
+#pragma GCC unroll 4
+        for (int i = 0; i < SHARED; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) acc[i][j] = add_product(acc[i][j], centroid[i * w->dim + d], points[j]);
+    }
+}
+
+static void assign(work *w) {
+    float run[w->dim * LANES];
+    for (int t = 0; t < w->tokens; t += LANES) {
+        const int8_t *points = w->runs + (int64_t)t * w->dim;
+        vf top[VECTORS];
+        vi index[VECTORS];
+        for (int d = 0; d < w->dim; d++)
+            for (int i = 0; i < LANES; i++) run[d * LANES + i] = points[(d / 4 * LANES + i) * 4 + d % 4];
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            top[j] = (vf){0} - 0x1p30f;
+            index[j] = (vi){0};
+        }
+        for (int c = 0; c < w->clusters; c += SHARED) {
+            vf acc[SHARED][VECTORS];
+            products(w, c, run, acc);
+#pragma GCC unroll 4
+            for (int i = 0; i < SHARED; i++)
+#pragma GCC unroll 4
+                for (int j = 0; j < VECTORS; j++) {
+                    vi more = acc[i][j] > top[j];
+                    top[j] = (vf)((more & (vi)acc[i][j]) | (~more & (vi)top[j]));
+                    index[j] = (more & (c + i)) | (~more & index[j]);
+                }
+        }
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) {
+            vi score = __builtin_convertvector(top[j], vi);
+            memcpy(w->best + t + WIDTH * j, &index[j], sizeof index[j]);
+            memcpy(w->score + t + WIDTH * j, &score, sizeof score);
+        }
+    }
+}
+
+#endif
+
+/* ------------------------------------------------------------------------------------------- clustering */
+
+static int move_tokens(work *w, int first_time) { /* keep the clusters' sums; returns how many tokens moved */
+    int moved = 0;
+    for (int t = 0; t < w->tokens; t++) {
+        if (!first_time && w->best[t] == w->before[t]) continue;
+        const int8_t *point = w->points + (int64_t)t * w->dim;
+        int32_t *to = w->sums + (int64_t)w->best[t] * w->dim;
+        for (int d = 0; d < w->dim; d++) to[d] += point[d];
+        if (!first_time) {
+            int32_t *from = w->sums + (int64_t)w->before[t] * w->dim;
+            for (int d = 0; d < w->dim; d++) from[d] -= point[d];
+        }
+        w->before[t] = w->best[t];
+        moved++;
+    }
+    return moved;
+}
+
+static void move_centroids(work *w) {
+    double inverse[MAX_CLUSTERS], peak = 0.0;
+    for (int c = 0; c < w->clusters; c++) {
+        const int32_t *sum = w->sums + (int64_t)c * w->dim;
+        int64_t square = 0;
+        int32_t top = 0;
+        for (int d = 0; d < w->dim; d++) {
+            int32_t size = sum[d] < 0 ? -sum[d] : sum[d];
+            top = size > top ? size : top;
+            square += (int64_t)sum[d] * sum[d];
+        }
+        inverse[c] = square > 0 ? 1.0 / sqrt((double)square) : 0.0;
+        peak = top * inverse[c] > peak ? top * inverse[c] : peak;
+    }
+    double factor = peak > 0.0 ? 127.0 / peak : 0.0;
+    for (int c = 0; c < w->clusters; c++) {
+        const int32_t *sum = w->sums + (int64_t)c * w->dim;
+        int8_t *centroid = w->centroids + (int64_t)c * w->dim;
+        if (inverse[c] == 0.0) continue;
+        for (int d = 0; d < w->dim; d++) {
+            double y = sum[d] * inverse[c] * factor;
+            centroid[d] = (int8_t)(int32_t)((y + 6755399441055744.0) - 6755399441055744.0); /* half to even */
+        }
+    }
+}
+
+static void find_clusters(work *w) {
+    for (int c = 0; c < w->clusters; c++)
+        memcpy(w->centroids + (int64_t)c * w->dim, w->points + (int64_t)c * UNIT_TOKENS * w->dim, (size_t)w->dim);
+    memset(w->sums, 0, sizeof(int32_t) * (size_t)w->clusters * (size_t)w->dim);
+    prepare_centroids(w);
+    assign(w);
+    for (int round = 0; round < CLUSTER_ROUNDS; round++) {
+        if (!move_tokens(w, round == 0)) return; /* nothing would change any more */
+        move_centroids(w);
+        prepare_centroids(w);
+        assign(w);
+    }
+}
+
+/* Marks the tokens least like their centroid, writes them in prompt order. */
+static void find_outliers(const work *w, uint8_t *is_outlier, uint16_t *outliers) {
+    int32_t worst[OUTLIERS];
+    int count = 0, found = 0;
+    for (int t = 0; t < w->tokens; t++) { /* `worst` is sorted by (product, token) */
+        if (count == OUTLIERS && w->score[t] >= w->score[worst[count - 1]]) continue;
+        int at = count < OUTLIERS ? count++ : count - 1;
+        for (; at > 0 && w->score[worst[at - 1]] > w->score[t]; at--) worst[at] = worst[at - 1];
+        worst[at] = t;
+    }
+    memset(is_outlier, 0, (size_t)w->tokens);
+    for (int i = 0; i < OUTLIERS; i++) is_outlier[worst[i]] = 1;
+    for (int t = 0; t < w->tokens; t++)
+        if (is_outlier[t]) outliers[found++] = (uint16_t)t;
+}
+
+static int likeness(const int8_t *a, const int8_t *b, int dim) {
+    int sum = 0;
+    for (int d = 0; d < dim; d++) sum += a[d] * b[d];
+    return sum;
+}
+
+static void chain_clusters(const work *w, const int *sizes, int *chain) {
+    uint8_t left[MAX_CLUSTERS];
+    int count = 0, current = 0;
+    for (int c = 0; c < w->clusters; c++) left[c] = sizes[c] > 0;
+    while (current < w->clusters && !left[current]) current++;
+    while (current >= 0) {
+        int next = -1, top = 0;
+        chain[count++] = current;
+        left[current] = 0;
+        for (int c = 0; c < w->clusters; c++) {
+            if (!left[c]) continue;
+            int score = likeness(w->centroids + current * w->dim, w->centroids + c * w->dim, w->dim);
+            if (next < 0 || score > top) {
+                next = c;
+                top = score;
+            }
+        }
+        current = next;
+    }
+    while (count < w->clusters) chain[count++] = -1;
+}
+
+static void sort_tokens(work *w, const uint8_t *is_outlier) {
+    int sizes[MAX_CLUSTERS] = {0}, kept[MAX_CLUSTERS] = {0}, chain[MAX_CLUSTERS], start[MAX_CLUSTERS], next = 0;
+    for (int t = 0; t < w->tokens; t++) {
+        sizes[w->best[t]]++;
+        kept[w->best[t]] += !is_outlier[t];
+    }
+    chain_clusters(w, sizes, chain);
+    for (int i = 0; i < w->clusters && chain[i] >= 0; next += kept[chain[i++]]) start[chain[i]] = next;
+    for (int t = 0; t < w->tokens; t++)
+        if (!is_outlier[t]) w->order[start[w->best[t]]++] = (uint16_t)t;
+}
+
+/* ------------------------------------------------------------------------------------------------- codec */
+
+typedef struct means { /* sums over tokens */
+    double *keys, *values;
+} means;
+
+static uint16_t quantise(const float *x, int dim, int8_t *out) { /* s8 with a scale, which it returns */
+    uint16_t scale = float_to_half(largest(x, dim) / 127.0f);
+    float inverse = reciprocal(scale);
+    for (int d = 0; d < dim; d++) out[d] = (int8_t)(int32_t)round_even(clamp(x[d] * inverse, -127.0f, 127.0f));
+    return scale;
+}
+
+static const uint32_t *value_words(const close_item *item, int token) { /* [D] pairs; the token is one of each */
+    int block = item->skip + token / BLOCK_TOKENS;
+    const uint8_t *v = kv_half(item->source, item->layer, 1, item->blocks[block], item->head);
+    return (const uint32_t *)v + token % BLOCK_TOKENS / 2 * item->source->head_dim;
+}
+
+INLINE float half_of_pair(uint32_t word, int odd) {
+    union { uint32_t u; float f; } bits = {odd ? word & 0xffff0000u : word << 16};
+    return bits.f;
+}
+
+/* Keys of up to 32 tokens of the final order: one scale and zero a channel. */
+static void write_keys(const close_item *item, const work *w, int first, int count) {
+    int dim = w->dim, pair = first / (2 * UNIT_TOKENS);
+    uint16_t *scales = (uint16_t *)(item->payload + item->at->k_scale) + pair * dim;
+    uint16_t *zeros = (uint16_t *)(item->payload + item->at->k_zero) + pair * dim;
+    float low[dim], high[dim];
+    uint8_t codes[dim];
+    for (int i = 0; i < count; i++) {
+        const uint16_t *key = w->keys + (int64_t)w->order[first + i] * dim;
+        for (int d = 0; d < dim; d++) {
+            float x = bf16_to_float(key[d]);
+            low[d] = i == 0 || x < low[d] ? x : low[d];
+            high[d] = i == 0 || x > high[d] ? x : high[d];
+        }
+    }
+    for (int d = 0; d < dim; d++) {
+        scales[d] = float_to_half((high[d] - low[d]) / 255.0f);
+        zeros[d] = float_to_half(low[d]);
+        high[d] = reciprocal(scales[d]);
+        low[d] = half_to_float(zeros[d]);
+    }
+    for (int i = 0; i < count; i++) {
+        const uint16_t *key = w->keys + (int64_t)w->order[first + i] * dim;
+        int unit = (first + i) / UNIT_TOKENS, t = (first + i) % UNIT_TOKENS;
+        uint8_t *out = item->payload + item->at->k + (int64_t)unit * UNIT_TOKENS * dim + 4 * t;
+        for (int d = 0; d < dim; d++)
+            codes[d] = (uint8_t)(int32_t)round_even(clamp((bf16_to_float(key[d]) - low[d]) * high[d], 0.0f, 255.0f));
+        for (int d = 0; d < dim; d += 4) memcpy(out + d * UNIT_TOKENS, codes + d, 4);
+    }
+}
+
+static void write_values(const close_item *item, work *w, int unit, double *sums) {
+    int dim = w->dim;
+    float tops[UNIT_TOKENS] = {0}, inverse[UNIT_TOKENS];
+    uint16_t *scales = (uint16_t *)(item->payload + item->at->v_scale) + unit * UNIT_TOKENS;
+    int8_t *out = (int8_t *)(item->payload + item->at->v) + (int64_t)unit * UNIT_TOKENS * dim;
+    for (int t = 0; t < UNIT_TOKENS; t++) {
+        int token = w->order[unit * UNIT_TOKENS + t];
+        const uint32_t *words = value_words(item, token);
+        for (int d = 0; d < dim; d++) {
+            float x = half_of_pair(words[d], token % 2);
+            sums[d] += (double)x;
+            w->unit[d * UNIT_TOKENS + t] = x;
+        }
+    }
+    rotate(w->unit, dim, UNIT_TOKENS);
+    for (int d = 0; d < dim; d++)
+        for (int t = 0; t < UNIT_TOKENS; t++) {
+            float size = fabsf(w->unit[d * UNIT_TOKENS + t]);
+            tops[t] = size > tops[t] ? size : tops[t];
+        }
+    for (int t = 0; t < UNIT_TOKENS; t++) {
+        scales[t] = float_to_half(tops[t] / 127.0f);
+        inverse[t] = reciprocal(scales[t]);
+    }
+    for (int d = 0; d < dim; d++) {
+        int8_t codes[UNIT_TOKENS];
+        for (int t = 0; t < UNIT_TOKENS; t++)
+            codes[t] = (int8_t)(int32_t)round_even(clamp(w->unit[d * UNIT_TOKENS + t] * inverse[t], -127.0f, 127.0f));
+        for (int quad = 0; quad < UNIT_TOKENS / 4; quad++) memcpy(out + (quad * dim + d) * 4, codes + 4 * quad, 4);
+    }
+}
+
+static void write_unit(const close_item *item, work *w, int unit, means *group) {
+    int dim = w->dim, lane = unit % GROUP_UNITS;
+    double keys[dim], values[dim];
+    float mean[dim];
+    int8_t codes[dim];
+    memset(keys, 0, sizeof keys);
+    memset(values, 0, sizeof values);
+    for (int t = 0; t < UNIT_TOKENS; t++) {
+        const uint16_t *key = w->keys + (int64_t)w->order[unit * UNIT_TOKENS + t] * dim;
+        for (int d = 0; d < dim; d++) keys[d] += (double)bf16_to_float(key[d]);
+    }
+    write_values(item, w, unit, values);
+    for (int d = 0; d < dim; d++) {
+        group->keys[d] += keys[d];
+        group->values[d] += values[d];
+        mean[d] = (float)(keys[d] / UNIT_TOKENS);
+    }
+    uint8_t *unit_k = item->summary + item->at->unit_k + (int64_t)(unit - lane) * dim + 4 * lane;
+    ((uint16_t *)(item->summary + item->at->unit_k_scale))[unit] = quantise(mean, dim, codes);
+    for (int d = 0; d < dim; d += 4) memcpy(unit_k + d * GROUP_UNITS, codes + d, 4);
+    for (int d = 0; d < dim; d++) mean[d] = (float)(values[d] / UNIT_TOKENS);
+    rotate(mean, dim, 1);
+    int8_t *unit_v = (int8_t *)(item->summary + item->at->unit_v) + (int64_t)unit * dim;
+    ((uint16_t *)(item->summary + item->at->unit_v_scale))[unit] = quantise(mean, dim, unit_v);
+    item->summary[item->at->unit_n + unit] = UNIT_TOKENS;
+}
+
+static void write_group(const close_item *item, int dim, int group, int tokens, const means *sums) {
+    uint16_t *k = (uint16_t *)(item->summary + item->at->group_k) + group * dim;
+    uint16_t *v = (uint16_t *)(item->summary + item->at->group_v) + group * dim;
+    float mean[dim];
+    for (int d = 0; d < dim; d++) {
+        k[d] = float_to_half((float)(sums->keys[d] / tokens));
+        mean[d] = (float)(sums->values[d] / tokens);
+    }
+    rotate(mean, dim, 1);
+    for (int d = 0; d < dim; d++) v[d] = float_to_half(mean[d]);
+    ((uint16_t *)(item->summary + item->at->group_n))[group] = (uint16_t)tokens;
+}
+
+static void write_outliers(const close_item *item, const work *w, const uint16_t *outliers) {
+    uint16_t *k = (uint16_t *)(item->summary + item->at->outlier_k), count = OUTLIERS;
+    uint16_t *v = (uint16_t *)(item->summary + item->at->outlier_v);
+    for (int i = 0; i < OUTLIERS; i++) {
+        const uint16_t *key = w->keys + (int64_t)outliers[i] * w->dim;
+        const uint32_t *words = value_words(item, outliers[i]);
+        for (int d = 0; d < w->dim; d++) {
+            k[(d / 2 * OUTLIERS + i) * 2 + d % 2] = key[d];
+            v[(i / 2 * w->dim + d) * 2 + i % 2] = (uint16_t)(outliers[i] % 2 ? words[d] >> 16 : words[d]);
+        }
+    }
+    memcpy(item->summary + item->at->outlier_n, &count, 2);
+}
+
+static void clear_rest(const close_item *item, int dim, int units) { /* absent units and padding of the payload */
+    const record_layout *at = item->at;
+    int pairs = (units + 1) / 2, tokens = units * UNIT_TOKENS;
+    int32_t used[][2] = {{at->k + tokens * dim, at->k_scale},
+                         {at->k_scale + 2 * pairs * dim, at->k_zero},
+                         {at->k_zero + 2 * pairs * dim, at->v},
+                         {at->v + tokens * dim, at->v_scale},
+                         {at->v_scale + 2 * tokens, at->payload_bytes}};
+    for (int i = 0; i < 5; i++) memset(item->payload + used[i][0], 0, (size_t)(used[i][1] - used[i][0]));
+}
+
+static void write_record(const close_item *item, work *w, const uint16_t *outliers) {
+    int dim = w->dim, units = (w->tokens - OUTLIERS) / UNIT_TOKENS;
+    double keys[dim], values[dim];
+    means group = {keys, values};
+    memset(item->summary, 0, (size_t)item->at->summary_bytes);
+    clear_rest(item, dim, units);
+    for (int unit = 0; unit < units; unit += 2)
+        write_keys(item, w, unit * UNIT_TOKENS, units - unit > 1 ? 2 * UNIT_TOKENS : UNIT_TOKENS);
+    for (int unit = 0; unit < units; unit++) {
+        int in_group = unit % GROUP_UNITS + 1;
+        if (in_group == 1) {
+            memset(keys, 0, sizeof keys);
+            memset(values, 0, sizeof values);
+        }
+        write_unit(item, w, unit, &group);
+        if (in_group == GROUP_UNITS || unit == units - 1)
+            write_group(item, dim, unit / GROUP_UNITS, in_group * UNIT_TOKENS, &group);
+    }
+    write_outliers(item, w, outliers);
+}
+
+void CLOSE_RECORD(const close_item *item) {
+    uint8_t is_outlier[SEGMENT_TOKENS];
+    uint16_t outliers[OUTLIERS];
+    work w;
+    open_work(&w, item->scratch, SEGMENT_TOKENS - item->skip * BLOCK_TOKENS, item->source->head_dim);
+    gather_keys(item, &w);
+    make_points(&w);
+    find_clusters(&w);
+    find_outliers(&w, is_outlier, outliers);
+    sort_tokens(&w, is_outlier);
+    write_record(item, &w, outliers);
+}
