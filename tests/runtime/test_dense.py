@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import gelu, linear, silu
@@ -48,6 +52,39 @@ def test_gated_product(dtype: torch.dtype, act: Act) -> None:
     torch.testing.assert_close(whole.float(), expected, rtol=tolerance, atol=tolerance / 10)
     for start, count in ((0, 2), (7, 1), (31, 33), (100, 200)) if dtype == torch.bfloat16 else ():
         assert torch.equal(matrix(kernels, x[start : start + count]), whole[start : start + count]), (start, count)
+
+
+MANY_LENGTHS = """
+import re, torch
+from pathlib import Path
+from perilune.runtime.dense import DenseMatrix, GatedMatrix
+
+def resident_bytes():
+    return 1024 * int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+torch.set_num_threads(1)
+with torch.inference_mode():
+    plain = DenseMatrix(torch.randn(576, 576).bfloat16())
+    gated = GatedMatrix(torch.randn(768, 576).bfloat16(), torch.randn(768, 576).bfloat16(), "silu")
+    x = torch.randn(600, 576).bfloat16()
+    samples = []
+    for rows in (*range(300, 350), *range(2, 302)):
+        plain(x[:rows]), gated(None, x[:rows])
+        samples.append(resident_bytes())
+    print(samples[-1] - samples[49])
+"""
+MANY_LENGTHS_BYTES = 60 << 20
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_memory_does_not_grow_with_the_lengths_seen() -> None:
+    """Libraries keep what they compiled for each number of rows; in a process of its own, because they decide at
+    the first product how many."""
+    if not DenseMatrix(torch.zeros(8, 8).bfloat16())._packed:
+        pytest.skip("this CPU or build doesn't prepack")
+    done = subprocess.run([sys.executable, "-c", MANY_LENGTHS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < MANY_LENGTHS_BYTES, f"{int(done.stdout) >> 20} MiB"
 
 
 @pytest.mark.parametrize("lengths", [(5,), (1024,), (1170,), (2048,), (3000, 1, 77)])
