@@ -148,7 +148,7 @@ class FakeRuntime:
             self.faults.append(f"{piece.seq_id}: tokens of another text at {piece.start}")
         for position in range(piece.start):
             held = bytes(self._at(piece, position))
-            decoded = position >= context.prompt_tokens and held[7:] == b"d"
+            decoded = self._may_decode(context, position) and held[7:] == b"d"
             if held[:7] != context.digest(position) or not (decoded or held[7:] == b"p"):
                 self.faults.append(f"{piece.seq_id}: wrong KV at {position}: {held!r}")
                 break
@@ -156,6 +156,10 @@ class FakeRuntime:
         for position in range(piece.start, piece.end):
             self._at(piece, position)[:] = context.digest(position) + kind
         return piece.sample
+
+    def _may_decode(self, context: _Context, position: int) -> bool:
+        """Whether a decode step may have written this token's KV."""
+        return position >= context.prompt_tokens
 
     def _compute(self, piece: SequenceSlice) -> int:
         """The next token: a function of the KV bytes of every token so far."""

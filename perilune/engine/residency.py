@@ -60,7 +60,8 @@ class LoadJob:
     blocks: list[int]
     deadline_s: float
     segments: tuple[SegmentLoad, ...] = ()  # read first; not empty or with `tokens` in a jump (`segments`)
-    tokens: int = 0  # of a jump: what the sequence has computed once everything is there
+    tokens: int = 0  # of a jump: what the sequence has computed once everything is there,
+    start: int = 0  # and what it had before
     good: int = 0
     good_segments: int = 0
     abandoned: bool = False

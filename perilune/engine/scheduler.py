@@ -34,7 +34,7 @@ from perilune.runtime.mri import SequenceSlice, StepPlan, StepResult
 from perilune.telemetry import Telemetry
 
 MAX_JUMPS = 3
-"""Times that a sequence tries to start from segments on disk: each one drops what it finds damaged."""
+"""Failed starts from segments on disk, after which a sequence is loaded in order: each drops what is damaged."""
 
 SAVE_BLOCKS = 64
 """Blocks saved together, at absolute multiples: one segment file. A killed ingest loses at most 2,048
@@ -390,11 +390,10 @@ class Scheduler:
     def _jump(self, sequence: EngineSequence) -> bool:
         """Load closed segments and only the last blocks, where that leads further than RAM does."""
         job = None
-        if sequence.jumps < MAX_JUMPS:
+        if sequence.failed_jumps < MAX_JUMPS:
             job = self._tiers.jump(sequence, self._load_deadline_s)
         if job is None:
             return False
-        sequence.jumps += 1
         sequence.state = SequenceState.LOADING
         self._loads[sequence.seq_id] = job
         self._residency.load(job, self._loaded)
@@ -443,9 +442,9 @@ class Scheduler:
         """A jump has ended: go on where it leads; where bytes were lost, from RAM and by another jump."""
         sequence.state = SequenceState.RUNNING
         if self._tiers.landed(sequence, job):
-            found = 0 if sequence.preempted else sequence.computed - sequence.cached_ram_tokens
-            sequence.cached_disk_tokens += max(0, found)
+            sequence.cached_disk_tokens += 0 if sequence.preempted else job.tokens - job.start
         else:
+            sequence.failed_jumps += 1
             self._tiers.take(sequence, self._tiers.match(sequence))
         self._share(sequence)
         self._load(sequence)

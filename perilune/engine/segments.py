@@ -336,7 +336,7 @@ class Segments:
         self._blocks.release([block for block in before[0] if block != NOWHERE])
         self.pool.release(before[1])
         sequence.closing, sequence.named_blocks = {}, 0
-        job.deadline_s = deadline_s(computed, job.tokens - computed)
+        job.start, job.deadline_s = computed, deadline_s(computed, job.tokens - computed)
         self.borrow([part.slot for part in job.segments])
         return job
 

@@ -63,7 +63,7 @@ class EngineSequence:
     closing: dict[int, int] = field(default_factory=dict)  # segments not closed yet: records that are made
     released_segments: int = 0  # leading segments whose blocks were given back
     released_blocks: int = 0
-    jumps: int = 0  # loads of segments that were tried
+    failed_jumps: int = 0  # loads of segments that came back short
 
     def __post_init__(self) -> None:
         self.tokens = list(self.spec.token_ids)

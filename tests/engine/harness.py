@@ -15,6 +15,7 @@ from perilune.core import (
     EngineProgress,
     EngineToken,
     FinishReason,
+    KVPolicy,
     SamplingParams,
     SequenceSpec,
     ServiceClass,
@@ -22,11 +23,13 @@ from perilune.core import (
 from perilune.engine.observe import LoadObservation, StepObservation
 from perilune.engine.policy import EngineLimits
 from perilune.engine.sequence import EngineSequence
-from perilune.engine.stepper import Stepper
+from perilune.engine.stepper import Stepper, TierPolicy
+from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import block_hashes
 from perilune.runtime.kv.store import KVStore
 from perilune.runtime.mri import CancelFlag, StepPlan
 from perilune.telemetry import Telemetry
+from tests.engine.tiered import FAKE_WINDOW, FakeTiers, TieredRuntime
 from tests.fakes import FakeRuntime
 
 SALT = b"tenant-salt"
@@ -50,6 +53,7 @@ def spec(
     service_class: ServiceClass = ServiceClass.P0_INTERACTIVE,
     salt: bytes = SALT,
     stop: frozenset[int] = frozenset(),
+    kv_policy: KVPolicy = KVPolicy.FULL,
 ) -> SequenceSpec:
     return SequenceSpec(
         seq_id,
@@ -63,6 +67,7 @@ def spec(
         owner,
         persist,
         ingest,
+        kv_policy,
     )
 
 
@@ -161,12 +166,16 @@ class Bench:
         prefill_s: float = 0.0,
         decode_s: float = 0.0,
         fail: Callable[[StepPlan], bool] = lambda plan: False,
+        tiers: FakeTiers | None = None,
+        segment_store: KVStore | None = None,
+        warm_tokens: int = 1 << 20,
         **limits: float,
     ) -> None:
         self.now = 0.0
-        self.runtime = FakeRuntime(
-            num_blocks, window, prefill_s=prefill_s, decode_s=decode_s, fail=fail, sleep=self.sleep
-        )
+        make = FakeRuntime if tiers is None else TieredRuntime
+        self.runtime = make(num_blocks, window, prefill_s=prefill_s, decode_s=decode_s, fail=fail, sleep=self.sleep)
+        if tiers is not None:
+            tiers.attach(self.runtime)
         self.loader, self.saver, self.watcher = ManualWorker(), ManualWorker(), Watcher()
         self.ended: list[str] = []
         self.flag = CancelFlag()
@@ -182,6 +191,8 @@ class Bench:
             clock=lambda: self.now,
             telemetry=Telemetry(),
             observer=self.watcher,
+            segment_store=segment_store,
+            tier_policy=TierPolicy(warm_tokens, {"general": AttentionPolicy(window_tokens=FAKE_WINDOW)}),
         )
         self._serial = 0
 
@@ -225,5 +236,10 @@ class Bench:
         """Nothing runs: no block is referenced, no context open, and the runtime never saw wrong KV."""
         pool = self.stepper.pool
         assert pool.available == pool.total
+        segments = self.stepper.segments
+        if segments is not None:
+            assert segments.pool.available == segments.pool.total
+            assert isinstance(self.runtime.tiers, FakeTiers)
+            self.runtime.tiers.check_frames(segments.pool.cached)
         assert not self.runtime.open_contexts
         assert not self.runtime.faults, self.runtime.faults[:3]

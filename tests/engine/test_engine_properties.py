@@ -148,11 +148,14 @@ class EngineMachine(RuleBasedStateMachine):
             prompt, new = self.prompts[seq_id]
             assert listener.finish is not None
             if listener.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                room = self.bench.stepper.capacity_tokens - len(prompt)
+                room = self.capacity(seq_id) - len(prompt)
                 assert len(listener.tokens) == min(new, room)
             assert listener.tokens == expected_tokens(prompt, len(listener.tokens))
         if self.store is not None:
             self.check_disk()
+
+    def capacity(self, seq_id: str) -> int:
+        return self.bench.stepper.capacity_tokens
 
     def check_disk(self) -> None:
         """What was saved is right in another engine, too."""
