@@ -17,7 +17,7 @@ from functools import cache
 import torch
 from torch.nn.functional import linear
 
-from perilune.kernels.interface import Act, Kernels, stable_rows
+from perilune.kernels.interface import stable_rows
 
 _TYPICAL_ROWS = 512
 """What oneDNN is told of a product's rows when it chooses the order; any number of rows may follow."""
@@ -41,39 +41,12 @@ class DenseMatrix:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[T, cols] -> [T, rows], both in the weight's precision."""
-        rows, x = x.shape[0], _stable(x)
+        rows = x.shape[0]
+        padded = stable_rows(rows)
+        if padded != rows:
+            x = torch.cat([x, x.new_zeros(padded - rows, self.cols)])
         product = _multiply(x, self._weight, bias) if self._packed else linear(x, self._weight, bias)
-        return product[:rows]
-
-
-class GatedMatrix:
-    """`act(x @ gate.T) * (x @ up.T)`: what a feed-forward layer multiplies by `down`. Rows as in `DenseMatrix`.
-
-    Where products are prepacked, oneDNN applies the activation and multiplies by the gate while a product's tile is
-    still in registers: measured 1.2 to 1.6 times as fast as one product of both and a pass over it (docs/log.md).
-    """
-
-    __slots__ = ("_act", "_weights", "cols", "nbytes")
-
-    def __init__(self, gate: torch.Tensor, up: torch.Tensor, act: Act) -> None:
-        self.cols, self.nbytes = gate.shape[1], gate.nbytes + up.nbytes
-        self._act: Act = act
-        packs = gate.dtype == torch.bfloat16 and _prepacks()
-        self._weights = (_pack(gate), _pack(up)) if packs else (torch.cat([gate, up]),)
-
-    def __call__(self, kernels: Kernels, x: torch.Tensor) -> torch.Tensor:
-        """[T, cols] -> [T, rows of gate], both in the weights' precision."""
-        rows, x = x.shape[0], _stable(x)
-        if len(self._weights) == 1:
-            return kernels.gated_act(linear(x, self._weights[0]), self._act)[:rows]
-        gate, up = self._weights
-        return _multiply_by(x, up, _activate(x, gate, self._act))[:rows]
-
-
-def _stable(x: torch.Tensor) -> torch.Tensor:
-    """The rows, and as many more as `stable_rows` wants."""
-    missing = stable_rows(x.shape[0]) - x.shape[0]
-    return torch.cat([x, x.new_zeros(missing, x.shape[1])]) if missing else x
+        return product if padded == rows else product[:rows]
 
 
 def _pack(weight: torch.Tensor) -> torch.Tensor:
@@ -83,17 +56,6 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 
 def _multiply(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return product
-
-
-def _activate(x: torch.Tensor, packed: torch.Tensor, act: Act) -> torch.Tensor:
-    name, algorithm = ("swish", "") if act == "silu" else ("gelu", "tanh")
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, name, [], algorithm)
-    return product
-
-
-def _multiply_by(x: torch.Tensor, packed: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, packed, None, "mul")
     return product
 
 
@@ -111,8 +73,6 @@ def _prepacks() -> bool:
     x, weight = x.view(8, 64), weight.view(96, 64)
     try:
         with torch.inference_mode():
-            product, packed = linear(x, weight, bias), _pack(weight)
-            gated = _multiply_by(x, packed, _activate(x, packed, "silu"))
-            return torch.equal(_multiply(x, packed, bias), product) and gated.shape == product.shape
+            return torch.equal(_multiply(x, _pack(weight), bias), linear(x, weight, bias))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False

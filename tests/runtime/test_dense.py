@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import linear
 
 from perilune.core import BLOCK_TOKENS
-from perilune.kernels.interface import Act
-from perilune.kernels.reference import ReferenceKernels
-from perilune.runtime.dense import DenseMatrix, GatedMatrix
+from perilune.runtime.dense import DenseMatrix
 from perilune.runtime.mri import SequenceSlice
 from perilune.runtime.torch_runtime import _passes
 
@@ -37,27 +35,10 @@ def test_a_row_does_not_depend_on_how_many_there_are() -> None:
         assert torch.equal(matrix(x[start : start + count]), whole[start : start + count]), (start, count)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("act", ["silu", "gelu_tanh"])
-def test_gated_product(dtype: torch.dtype, act: Act) -> None:
-    kernels = ReferenceKernels("a test")
-    gate, up = torch.randn(160, 96).to(dtype) / 10, torch.randn(160, 96).to(dtype) / 10
-    x = torch.randn(300, 96).to(dtype)
-    matrix = GatedMatrix(gate, up, act)
-    assert (matrix.cols, matrix.nbytes) == (96, gate.nbytes + up.nbytes)
-    activate = silu if act == "silu" else lambda y: gelu(y, approximate="tanh")
-    expected = activate(linear(x.float(), gate.float())) * linear(x.float(), up.float())
-    whole = matrix(kernels, x)
-    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
-    torch.testing.assert_close(whole.float(), expected, rtol=tolerance, atol=tolerance / 10)
-    for start, count in ((0, 2), (7, 1), (31, 33), (100, 200)) if dtype == torch.bfloat16 else ():
-        assert torch.equal(matrix(kernels, x[start : start + count]), whole[start : start + count]), (start, count)
-
-
 MANY_LENGTHS = """
 import re, torch
 from pathlib import Path
-from perilune.runtime.dense import DenseMatrix, GatedMatrix
+from perilune.runtime.dense import DenseMatrix
 
 def resident_bytes():
     return 1024 * int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -65,11 +46,11 @@ def resident_bytes():
 torch.set_num_threads(1)
 with torch.inference_mode():
     plain = DenseMatrix(torch.randn(576, 576).bfloat16())
-    gated = GatedMatrix(torch.randn(768, 576).bfloat16(), torch.randn(768, 576).bfloat16(), "silu")
+    wide = DenseMatrix(torch.randn(1536, 576).bfloat16())
     x = torch.randn(600, 576).bfloat16()
     samples = []
     for rows in (*range(300, 350), *range(2, 302)):
-        plain(x[:rows]), gated(None, x[:rows])
+        plain(x[:rows]), wide(x[:rows])
         samples.append(resident_bytes())
     print(samples[-1] - samples[49])
 """

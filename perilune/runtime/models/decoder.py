@@ -108,9 +108,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Add the feed-forward part; return the rows normed for the next layer, or for the head in fp32."""
         layers = self._weights.layers
-        gated = layers[index].gate_up(self._kernels, normed)
+        gate_up = layers[index].gate_up(normed)
         _look(cancelled)
-        delta = layers[index].down(gated)
+        delta = layers[index].down(self._kernels.gated_act(gate_up, self._weights.config.act))
         _look(cancelled)
         post_norm = layers[index].post_ffn_norm
         if index + 1 == len(layers):
