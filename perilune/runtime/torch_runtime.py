@@ -102,7 +102,7 @@ class TorchRuntime:
         window = max_context_tokens or config.max_context_tokens
         self._tiers = self._make_tiers(kernels, tiers) if tiers is not None else None
         self._max_context_tokens = min(window, max(num_blocks * BLOCK_TOKENS, self._tiered_tokens()))
-        self._pass = _PassSize(weights, kernels)
+        self._pass = _PassSize(weights)
 
     # ---------------------------------------------------------------------------------------------- properties
 
@@ -373,15 +373,14 @@ def _passes(slices: Sequence[SequenceSlice], rows: int) -> Iterator[list[_Piece]
 
 
 class _PassSize:
-    """Rows for which the largest products of a layer (gate, up) take about `OPERATION_S`, by the best rate so far.
+    """Rows for which the largest product of a layer takes about `OPERATION_S`, by the best rate so far.
 
     A busy neighbour at start would otherwise leave passes too small for good, so long steps measure once more.
     """
 
-    def __init__(self, weights: ModelWeights, kernels: Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self, weights: ModelWeights) -> None:
         self._matrix = weights.layers[0].gate_up
-        self._input = torch.zeros(_PROBE_ROWS, self._matrix.cols, dtype=weights.dtype)
+        self._input = torch.zeros(_PROBE_ROWS, self._matrix.cols, dtype=self._matrix.dtype)
         self._best_s = float("inf")
         for _ in range(10):
             self.probe()
@@ -394,5 +393,5 @@ class _PassSize:
     def probe(self) -> None:
         """Time one product; milliseconds."""
         start = time.perf_counter()
-        self._matrix(self._kernels, self._input)
+        self._matrix(self._input)
         self._best_s = min(self._best_s, max(time.perf_counter() - start, 1e-9))

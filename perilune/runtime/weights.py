@@ -24,7 +24,7 @@ from perilune.kernels.interface import (
     RopeTable,
 )
 from perilune.runtime.checkpoint import Checkpoint
-from perilune.runtime.dense import DenseMatrix, GatedMatrix
+from perilune.runtime.dense import DenseMatrix
 from perilune.runtime.model_config import ModelConfig, Rope
 from perilune.runtime.models.rope import rope_table
 from perilune.runtime.stored import FLOAT_KINDS, StoredTensor
@@ -50,7 +50,7 @@ class LayerWeights:
     o_bias: torch.Tensor | None
     post_attn_norm: torch.Tensor | None
     ffn_norm: torch.Tensor
-    gate_up: GatedMatrix
+    gate_up: DenseMatrix
     down: DenseMatrix
     post_ffn_norm: torch.Tensor | None
 
@@ -197,7 +197,6 @@ class WeightBuilder:
     def _layer(self, index: int, pack: bool) -> tuple[LayerWeights, DecodeLayer | None]:
         qkv, qkv_packed = self._fused(("q", "k", "v"), index, pack)
         gate_up, gate_up_packed = self._fused(("gate", "up"), index, pack)
-        gate, up = gate_up.chunk(2)
         o, o_packed = self._matrix("o", index, pack)
         down, down_packed = self._matrix("down", index, pack)
         config = self._config
@@ -214,7 +213,7 @@ class WeightBuilder:
             o_bias=None if o_bias is None else o_bias.to(o.dtype),
             post_attn_norm=self._norm("post_attn_norm", index) if config.post_norms else None,
             ffn_norm=self._norm("ffn_norm", index),
-            gate_up=GatedMatrix(gate, up, config.act),
+            gate_up=DenseMatrix(gate_up),
             down=DenseMatrix(down),
             post_ffn_norm=self._norm("post_ffn_norm", index) if config.post_norms else None,
         )
