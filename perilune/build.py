@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from perilune.config import Settings
 from perilune.core import BLOCK_TOKENS
+from perilune.errors import ConfigError
 from perilune.service.model import ServedModel
 from perilune.service.ports import Caller
 from perilune.telemetry import Telemetry
@@ -107,12 +108,39 @@ def _open_side_by_side(
 def _open_kv(settings: Settings, telemetry: Telemetry) -> DiskKVStore | None:
     from perilune.runtime.kv.disk import DiskKVStore
 
-    quota = settings.kv_cache.disk_quota
+    quota = settings.kv_cache.disk_quota if settings.runtime.backend == "torch" else 0
     return DiskKVStore(settings.home / KV_FOLDER, quota, telemetry) if quota else None
 
 
 def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
+    return (
+        _load_llamacpp(settings, files) if settings.runtime.backend == "llamacpp" else _load_torch(settings, files)
+    )
+
+
+def _load_llamacpp(settings: Settings, files: ModelFiles) -> LoadedModel:
+    """Raises `ConfigError` for settings that llama.cpp, which computes with weights as stored, can't follow."""
+    from perilune.runtime.llamacpp_loader import load_llamacpp
+
+    for key, value, kept in (
+        ("model.dtype", settings.model.dtype, ("bf16",)),
+        ("model.decode_weights", settings.model.decode_weights, ("auto", "stored")),
+        ("model.lora", settings.model.lora, ("",)),
+    ):
+        if value not in kept:
+            raise ConfigError(
+                f"{key} is {value}; llama.cpp computes with the weights as the file stores them.",
+                hint=f"Leave {key} at {kept[0] or 'nothing'}, or set runtime.backend to torch.",
+                param=key,
+            )
+    return load_llamacpp(
+        files.path, kv_bytes=settings.kv_cache.ram, threads=settings.runtime.threads, model_id=files.card.name
+    )
+
+
+def _load_torch(settings: Settings, files: ModelFiles) -> LoadedModel:
     from perilune.runtime.loader import load_model
+    from perilune.runtime.torch_runtime import TorchRuntime
 
     loaded = load_model(
         files.path,
@@ -120,12 +148,14 @@ def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
         decode_weights=settings.model.decode_weights,
         kv_bytes=settings.kv_cache.ram,
         threads=settings.runtime.threads,
-        model_id=files.card.name,
+        model_id=served_name(settings, files),
+        lora=Path(settings.model.lora).expanduser() if settings.model.lora else None,
     )
-    if settings.runtime.cache_warmup:
+    runtime = loaded.runtime
+    if settings.runtime.cache_warmup and isinstance(runtime, TorchRuntime):
         # A restored document is half as late when its pages are there; meanwhile the rest of the start goes on.
-        window = loaded.runtime.max_context_tokens
-        threading.Thread(target=loaded.runtime.populate_pool, args=(window,), name="pool", daemon=True).start()
+        window = runtime.max_context_tokens
+        threading.Thread(target=runtime.populate_pool, args=(window,), name="pool", daemon=True).start()
     return loaded
 
 
@@ -199,7 +229,8 @@ def _service(
     def owners() -> list[str]:
         return [entry.owner for entry in kv.entries()] if kv else []
 
-    kept_bytes = settings.kv_cache.disk_quota or loaded.runtime.num_blocks * loaded.runtime.kv_spec.block_bytes
+    disk_bytes = settings.kv_cache.disk_quota if kv is not None else 0
+    kept_bytes = disk_bytes or loaded.runtime.num_blocks * loaded.runtime.kv_spec.block_bytes
     documents = DocumentService(
         library,
         composer,
@@ -246,18 +277,30 @@ def _authenticator(keys: Keyring) -> Callable[[str | None], Caller]:
     return authenticate
 
 
+def served_name(settings: Settings, files: ModelFiles) -> str:
+    """The model's name, and behind a plus that of the adapter merged into it."""
+    name, lora = files.card.name, settings.model.lora
+    return f"{name}+{Path(lora).expanduser().resolve().name}" if lora else name
+
+
 def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> ServedModel:
     """What requests may call the model, and what is known of it from the catalogue and the file."""
-    card = files.card
-    aliases = {*card.aliases, settings.model.path, files.path.name, files.path.name.removesuffix(".gguf")}
+    card, name = files.card, served_name(settings, files)
+    aliases = {
+        card.name,
+        *card.aliases,
+        settings.model.path,
+        files.path.name,
+        files.path.name.removesuffix(".gguf"),
+    }
     blocks = loaded.runtime.num_blocks
     return ServedModel(
-        model_id=card.name,
+        model_id=name,
         window_tokens=min(loaded.info.max_context_tokens, blocks * BLOCK_TOKENS),
         licence=card.licence,
         created_at=int(files.path.stat().st_mtime),
         vocab_size=loaded.info.vocab_size,
-        aliases=frozenset(aliases - {card.name}),
+        aliases=frozenset(aliases - {name}),
         languages=frozenset(card.languages or loaded.info.languages),
     )
 

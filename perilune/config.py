@@ -35,6 +35,24 @@ def parse_size(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 
 
+DecodePrecision = Literal["auto", "stored", "int8", "bf16"]
+WEIGHT_MODULES = (
+    *("default", "attention", "mlp", "lm_head", "embeddings"),
+    *("q", "k", "v", "o", "gate", "up", "down"),
+)
+"""What `model.decode_weights` may name: everything, groups of matrices, single ones."""
+
+
+def by_module(value: object) -> object:
+    """`default=auto,lm_head=bf16` as a mapping, with its names checked; anything else as it is."""
+    if isinstance(value, str) and "=" in value:
+        pairs = (item.partition("=") for item in value.split(","))
+        value = {name.strip(): precision.strip() for name, _, precision in pairs}
+    if isinstance(value, dict) and (unknown := [name for name in value if name not in WEIGHT_MODULES]):
+        raise ValueError(f"{unknown[0]!r} is no module; those are {', '.join(WEIGHT_MODULES)}")
+    return value
+
+
 class Block(BaseModel):
     """A group of settings: frozen, and unknown keys are errors."""
 
@@ -46,10 +64,12 @@ class ModelSettings(Block):
     dtype: Literal["bf16", "fp32"] = Field(
         "bf16", description="Arithmetic of prefill and of the KV cache; fp32 is the exact, slow reference."
     )
-    decode_weights: Literal["auto", "stored", "int8", "bf16"] = Field(
+    lora: str = Field("", description="PEFT folder of a LoRA adapter that is merged into the weights at load.")
+    decode_weights: Annotated[DecodePrecision | dict[str, DecodePrecision], BeforeValidator(by_module)] = Field(
         "auto",
-        description="Weights read at decode: as stored in the file (Q4, Q8), int8, or the prefill's own. "
-        "auto: stored where a native kernel exists, else int8.",
+        description="Weights read at decode: as stored in the file (Q4, Q8), int8, or bf16 as the prefill's. "
+        "auto: stored where a native kernel exists, else int8. By module: default=auto,lm_head=bf16,mlp=int8 "
+        "(default, attention, mlp, lm_head, embeddings, or one of q k v o gate up down).",
     )
     temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature where a request names none.")
 
@@ -78,6 +98,11 @@ class AttentionSettings(Block):
 
 
 class RuntimeSettings(Block):
+    backend: Literal["torch", "llamacpp"] = Field(
+        "torch",
+        description="What computes: torch, our own runtime, or llamacpp (GGUF files only, KV in RAM only; needs "
+        "the extra `llamacpp`).",
+    )
     max_batch_size: int = Field(16, ge=1, le=256, description="Sequences that run in one step.")
     prefill_chunk_size: int = Field(
         4096,

@@ -70,3 +70,19 @@ def test_settings_are_frozen() -> None:
     settings, _ = config.load(environ={})
     with pytest.raises(Exception, match="frozen"):
         settings.server.port = 1  # type: ignore[misc]
+
+
+def test_weights_are_set_by_module_in_a_file_or_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model:\n  decode_weights:\n    default: stored\n    lm_head: bf16\n")
+    told = {"default": "stored", "lm_head": "bf16"}
+    assert config.load(file, {}, {})[0].model.decode_weights == told
+    assert (
+        config.load(None, {"model.decode_weights": "default=stored, lm_head=bf16"}, {})[0].model.decode_weights
+        == told
+    )
+    environment = {"PERILUNE_MODEL__DECODE_WEIGHTS": "mlp=int8"}
+    assert config.load(None, {}, environment)[0].model.decode_weights == {"mlp": "int8"}
+    for wrong in ("qkv=int8", "mlp=int4", "int4"):
+        with pytest.raises(ConfigError, match="decode_weights"):
+            config.load(None, {"model.decode_weights": wrong}, {})

@@ -77,10 +77,12 @@ async def connect(settings: Settings, model_given: bool) -> Client:
     server = find_server(settings.home)
     if server is None:
         return await LocalClient.start(settings)
-    if model_given and server.model != settings.model.path:
+    lora = settings.model.lora
+    wanted = settings.model.path + (f"+{Path(lora).name}" if lora else "")
+    if (model_given or lora) and server.model != wanted:
         raise Conflict(
-            f"The running server (process {server.pid}) has {server.model}, not {settings.model.path}.",
-            hint=f"Leave out --model, or stop it with `kill {server.pid}`.",
+            f"The running server (process {server.pid}) has {server.model}, not {wanted}.",
+            hint=f"Leave out --model and --lora, or stop it with `kill {server.pid}`.",
         )
     from perilune.cli.remote import RemoteClient
 

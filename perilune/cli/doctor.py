@@ -107,7 +107,7 @@ def _probe(settings: Settings, model: ModelFiles | None) -> dict[str, Any] | Che
     """Facts from a child that loads what serving would load."""
     path = str(model.path) if model else ""
     command = [sys.executable, "-m", "perilune.cli.probe", path]
-    command += [settings.model.dtype, settings.model.decode_weights]
+    command += [settings.model.dtype, json.dumps(settings.model.decode_weights), settings.model.lora]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)  # noqa: S603 - our own
     except subprocess.TimeoutExpired:

@@ -39,6 +39,7 @@ app.add_typer(kv_app, name="kv")
 app.add_typer(keys_app, name="keys")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+Lora = Annotated[str | None, typer.Option("--lora", help="PEFT folder of a LoRA adapter to merge into the model.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Installed name, .gguf file or folder.")]
 
 
@@ -84,6 +85,7 @@ def ask(
         list[str], typer.Argument(metavar="FILE... QUESTION", help="Files or folders, then the question.")
     ],
     model: Model = None,
+    lora: Lora = None,
     deadline: Annotated[float | None, typer.Option(min=0.1, help="Seconds until the answer starts.")] = None,
     policy: Annotated[str, typer.Option(help="auto, full (nothing is left out) or refined.")] = "auto",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of the answer.")] = None,
@@ -97,7 +99,7 @@ def ask(
     if len(words) == 1 and Path(words[0]).exists():
         raise typer.BadParameter(f'Nothing was asked. Write: perilune ask {words[0]} "your question"')
     options = verb.Options(deadline, verb.policy_of(policy), max_tokens, wait, as_json, report)
-    settings = ctx.obj.settings(model__path=model)
+    settings = ctx.obj.settings(model__path=model, model__lora=lora)
     verb.run(settings, [Path(word) for word in words[:-1]], words[-1], options, model is not None)
 
 
@@ -106,12 +108,15 @@ def chat(
     ctx: typer.Context,
     files: Annotated[list[Path] | None, typer.Argument(help="Documents to talk about.")] = None,
     model: Model = None,
+    lora: Lora = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
 ) -> None:
     """Talk, with documents or without. /help shows what can be typed."""
     from perilune.cli import chat as verb
 
-    verb.run(ctx.obj.settings(model__path=model), list(files or ()), max_tokens, model is not None)
+    verb.run(
+        ctx.obj.settings(model__path=model, model__lora=lora), list(files or ()), max_tokens, model is not None
+    )
 
 
 @app.command()
@@ -119,6 +124,7 @@ def serve(
     ctx: typer.Context,
     model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Model to serve.")] = None,
     model: Model = None,
+    lora: Lora = None,
     host: Annotated[str | None, typer.Option(help="Address to bind.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")] = None,
     dtype: Annotated[str | None, typer.Option(help="bf16 or fp32 (also bfloat16, float32, auto).")] = None,
@@ -137,6 +143,7 @@ def serve(
         raise typer.BadParameter(f"Two models were named: {model_name} and {model}.")
     settings = ctx.obj.settings(
         model__path=model or model_name,
+        model__lora=lora,
         model__dtype=verb.dtype_of(dtype),
         server__host=host,
         server__port=port,
@@ -177,11 +184,11 @@ def models_rm(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Inst
 
 
 @app.command()
-def doctor(ctx: typer.Context, model: Model = None, as_json: Json = False) -> None:
+def doctor(ctx: typer.Context, model: Model = None, lora: Lora = None, as_json: Json = False) -> None:
     """Check this machine before anything is loaded. Each failure names the command that fixes it."""
     from perilune.cli import doctor as verb
 
-    raise typer.Exit(verb.run(ctx.obj.settings(model__path=model), as_json))
+    raise typer.Exit(verb.run(ctx.obj.settings(model__path=model, model__lora=lora), as_json))
 
 
 @config_app.command("show")

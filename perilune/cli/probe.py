@@ -9,8 +9,12 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perilune.errors import PeriluneError
+
+if TYPE_CHECKING:
+    from perilune.runtime.weights import DecodeWeights, Precision
 
 _OPENMP = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*)$")
 
@@ -24,7 +28,9 @@ def mapped_openmp() -> list[str]:
     return sorted({str(Path(path).resolve()) for path in paths if _OPENMP.search(path)})
 
 
-def probe(model: Path | None, dtype: str, decode_weights: str) -> dict[str, object]:
+def probe(
+    model: Path | None, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None
+) -> dict[str, object]:
     """Facts as JSON values. A model that can't be read gives `model_error` and `model_hint`."""
     import torch
 
@@ -40,16 +46,18 @@ def probe(model: Path | None, dtype: str, decode_weights: str) -> dict[str, obje
     }
     if model is not None:
         try:
-            found |= _model_facts(model, dtype, decode_weights)
+            found |= _model_facts(model, dtype, decode_weights, lora)
         except PeriluneError as error:
             found |= {"model_error": error.message, "model_hint": error.hint}
     return found
 
 
-def _model_facts(model: Path, dtype: str, decode_weights: str) -> dict[str, object]:
+def _model_facts(
+    model: Path, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None
+) -> dict[str, object]:
     from perilune.runtime.loader import describe_model
 
-    told = describe_model(model, dtype=dtype, decode_weights=decode_weights)  # type: ignore[arg-type]  # of Settings
+    told = describe_model(model, dtype=dtype, decode_weights=decode_weights, lora=lora)
     return {
         "architecture": told.architecture,
         "window_tokens": told.max_context_tokens,
@@ -61,5 +69,12 @@ def _model_facts(model: Path, dtype: str, decode_weights: str) -> dict[str, obje
 
 
 if __name__ == "__main__":
-    path, given_dtype, given_weights = sys.argv[1:4]
-    print(json.dumps(probe(Path(path) if path else None, given_dtype, given_weights)))
+    path, given_dtype, given_weights, adapter = sys.argv[1:5]
+    # The arguments are values of checked settings.
+    facts = probe(
+        Path(path) if path else None,
+        "fp32" if given_dtype == "fp32" else "bf16",
+        json.loads(given_weights),
+        Path(adapter).expanduser() if adapter else None,
+    )
+    print(json.dumps(facts))

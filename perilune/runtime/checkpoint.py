@@ -9,15 +9,17 @@ up down post_ffn_norm`, biases with `_bias` behind.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from perilune.errors import UnsupportedModel
 from perilune.runtime.gguf_file import GGUFFile, is_gguf
 from perilune.runtime.model_config import ModelConfig, from_gguf, from_hf
+from perilune.runtime.quantised import PACKED, integer_format
 from perilune.runtime.safetensors_file import SafetensorsFolder, is_model_folder
 from perilune.runtime.stored import StoredTensor
 
@@ -61,6 +63,24 @@ _HF_PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 BIAS = "_bias"
 
 
+LAYER_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def matrix_shape(config: ModelConfig, part: str) -> tuple[int, int]:
+    """Rows and columns that the config gives a matrix."""
+    return {
+        "q": (config.q_columns, config.hidden_size),
+        "k": (config.kv_columns, config.hidden_size),
+        "v": (config.kv_columns, config.hidden_size),
+        "o": (config.hidden_size, config.q_columns),
+        "gate": (config.ffn_size, config.hidden_size),
+        "up": (config.ffn_size, config.hidden_size),
+        "down": (config.hidden_size, config.ffn_size),
+        "embed": (config.vocab_size, config.hidden_size),
+        "head": (config.vocab_size, config.hidden_size),
+    }[part]
+
+
 class Checkpoint:
     """Base of both formats. `tensor` and `optional` give weights as stored; norms come with `norm`."""
 
@@ -82,9 +102,18 @@ class Checkpoint:
         """The files whose bytes are the model."""
         raise NotImplementedError
 
-    def weights_by_kind(self) -> dict[str, int]:
-        """How many weights of matrices are stored in each number format, from metadata. Here: plain floats."""
-        return {"BF16": self.config.parameters}
+    def kind(self, part: str, layer: int | None = None) -> str:
+        """The number format in which a matrix is stored, from metadata. Here: plain floats."""
+        return "BF16"
+
+    def matrices(self) -> Iterator[tuple[str, int | None]]:
+        """Part and layer of every matrix; a head that is the embeddings once."""
+        yield "embed", None
+        if not self.config.tied_head:
+            yield "head", None
+        for layer in range(self.config.num_layers):
+            for part in LAYER_MATRICES:
+                yield part, layer
 
     def stored_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
@@ -102,9 +131,7 @@ class GGUFCheckpoint(Checkpoint):
         self.config = from_gguf(self.file, divisors)
 
     def optional(self, part: str, layer: int | None = None) -> StoredTensor | None:
-        stem = part.removesuffix(BIAS)
-        suffix = ".bias" if part.endswith(BIAS) else ".weight"
-        name = _GGUF_GLOBAL[part] if layer is None else f"blk.{layer}.{_GGUF_LAYER[stem]}{suffix}"
+        name, stem = _gguf_name(part, layer), part.removesuffix(BIAS)
         if name not in self.file.tensors:
             return None
         found = self.file.tensor(name)
@@ -112,12 +139,9 @@ class GGUFCheckpoint(Checkpoint):
             return self._halves_first(found, self.config.num_q_heads if stem == "q" else self.config.num_kv_heads)
         return found
 
-    def weights_by_kind(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for tensor in self.file.tensors.values():
-            if len(tensor.shape) > 1:
-                counts[tensor.kind] = counts.get(tensor.kind, 0) + math.prod(tensor.shape)
-        return counts
+    def kind(self, part: str, layer: int | None = None) -> str:
+        found = self.file.tensors.get(_gguf_name(part, layer))
+        return "BF16" if found is None else found.kind
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -132,6 +156,11 @@ class GGUFCheckpoint(Checkpoint):
             values = stored.float32().reshape(-1)[_unpermuted(stored.cols, heads)].numpy()
             return StoredTensor(stored.name, "F32", 1, stored.cols, values.view(np.uint8).reshape(1, -1))
         return stored.take_rows(_unpermuted(stored.rows, heads))
+
+
+def _gguf_name(part: str, layer: int | None) -> str:
+    suffix = ".bias" if part.endswith(BIAS) else ".weight"
+    return _GGUF_GLOBAL[part] if layer is None else f"blk.{layer}.{_GGUF_LAYER[part.removesuffix(BIAS)]}{suffix}"
 
 
 def _unpermuted(rows: int, heads: int) -> NDArray[np.int64]:
@@ -151,6 +180,8 @@ class FolderCheckpoint(Checkpoint):
             raise UnsupportedModel("The model folder has no token embeddings.", hint="Download it again.")
         self._prefix = prefix
         self._names = names
+        packing = self.folder.config.get("quantization_config")
+        self._packing = integer_format(packing) if isinstance(packing, dict) else None
         self._head = prefix.removesuffix("model.") + "lm_head.weight"
         if self._head not in names:
             self._head = "lm_head.weight"
@@ -165,7 +196,14 @@ class FolderCheckpoint(Checkpoint):
         else:
             stems = {"embed": "embed_tokens.weight", "final_norm": "norm.weight"}
             name = self._head if part == "head" else self._prefix + stems[part]
-        return self.folder.tensor(name) if name in self._names else None
+        if name in self._names:
+            return self.folder.tensor(name)
+        module = name.removesuffix("weight")
+        if self._packing is None or module + PACKED not in self._names:
+            return None
+        values = self._packing.dequantise(name, lambda last: self.folder.value(module + last))
+        rows, cols = values.shape
+        return StoredTensor(name, "F32", rows, cols, values.view(torch.uint8).numpy())
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -129,7 +129,7 @@ def load_model(
     """Load a model and allocate its KV: `num_blocks`, else `kv_bytes` worth, else a quarter of free memory; with
     `tiers`, half of it for closed segments.
 
-    `threads` 0 is every core this process may use; it sets PyTorch's thread count. `lora` is a PEFT folder to merge.
+    `threads` 0 is every core this process may use; it sets PyTorch's thread count. `lora` is a PEFT folder.
 
     Raises `UnsupportedModel` for what can't be run, `Overloaded` for what doesn't fit.
     """

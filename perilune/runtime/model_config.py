@@ -302,12 +302,6 @@ def from_hf(data: Mapping[str, Any], *, has_head: bool) -> ModelConfig:
     arch = _HF_MODEL_TYPES.get(model_type)
     if arch is None:
         raise unsupported_architecture(model_type)
-    if data.get("quantization_config"):
-        method = data["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModel(
-            f"Weights quantised by {method!r} are not supported in safetensors.",
-            hint="Pick the unquantised model or a GGUF version of it.",
-        )
     text = data.get("text_config") if isinstance(data.get("text_config"), dict) else data
     read = _Reader(arch, text if isinstance(text, dict) else data)
     _refuse_unknown_features(read)

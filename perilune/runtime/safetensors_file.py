@@ -58,11 +58,15 @@ class SafetensorsFolder:
     def files(self) -> tuple[Path, ...]:
         return tuple(self.path / name for name in sorted(self._handles))
 
-    def tensor(self, name: str) -> StoredTensor:
+    def value(self, name: str) -> torch.Tensor | None:
+        """A tensor of any type, None when there is none."""
         file = self._file_of.get(name)
-        if file is None:
+        return None if file is None else cast(torch.Tensor, self._handles[file].get_tensor(name))
+
+    def tensor(self, name: str) -> StoredTensor:
+        value = self.value(name)
+        if value is None:
             raise UnsupportedModel(f"The model lacks the tensor {name}.", hint="Download the folder again.")
-        value = cast(torch.Tensor, self._handles[file].get_tensor(name))
         kind = KIND_OF_DTYPE.get(value.dtype)
         if kind is None:
             raise UnsupportedModel(

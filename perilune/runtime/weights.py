@@ -6,6 +6,8 @@ Knows the kernels' packed formats by name only.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,14 +25,20 @@ from perilune.kernels.interface import (
     QKNorm,
     RopeTable,
 )
-from perilune.runtime.checkpoint import Checkpoint
+from perilune.runtime.checkpoint import Checkpoint, matrix_shape
 from perilune.runtime.dense import DenseMatrix
 from perilune.runtime.model_config import ModelConfig, Rope
 from perilune.runtime.models.rope import rope_table
 from perilune.runtime.stored import FLOAT_KINDS, StoredTensor
 
 Precision = Literal["bf16", "fp32"]
-DecodeWeights = Literal["auto", "stored", "int8", "bf16"]
+DecodePrecision = Literal["auto", "stored", "int8", "bf16"]
+DecodeWeights = DecodePrecision | Mapping[str, DecodePrecision]
+"""One precision for all, or by module: `default`, the groups `attention` and `mlp`, `lm_head`, `embeddings`, and
+single matrices (q k v o gate up down). The narrowest name that fits a matrix counts; `default` is auto."""
+
+_GROUP_OF = {"embed": "embeddings", "head": "lm_head"} | dict.fromkeys("qkvo", "attention")
+_GROUP_OF |= dict.fromkeys(("gate", "up", "down"), "mlp")
 NATIVE_KINDS: tuple[GgufKind, ...] = ("Q4_0", "Q4_1", "Q5_0", "Q8_0")
 PACK_COLUMNS = 32
 _MIB = 1024**2
@@ -68,6 +76,7 @@ class ModelWeights:
     head: torch.Tensor | PackedLinear
     decode: DecodeModel | None
     resident: str
+    policy: str
 
     @property
     def dtype(self) -> torch.dtype:
@@ -117,16 +126,53 @@ def memory_need(checkpoint: Checkpoint, precision: Precision, policy: DecodeWeig
     matrices = 2 * config.parameters
     if not packable(config):
         return MemoryNeed(matrices, 0, temporary)
-    stored = checkpoint.weights_by_kind().items()
-    packed = sum(count // PACK_COLUMNS * _packed_bytes(kind, policy) for kind, count in stored)
+    packed = sum(
+        math.prod(matrix_shape(config, part))
+        // PACK_COLUMNS
+        * _packed_bytes(checkpoint.kind(part, layer), precision_of(policy, part, config.tied_head))
+        for part, layer in checkpoint.matrices()
+    )
     return MemoryNeed(matrices, packed, temporary)
 
 
-def _packed_bytes(kind: str, policy: DecodeWeights) -> int:
-    """Bytes that 32 weights stored as `kind` take in the decode copy, as `WeightBuilder` packs them."""
-    if policy in ("auto", "stored") and kind in ("Q4_0", "Q4_1"):
+def precision_of(policy: DecodeWeights, part: str, tied_head: bool) -> DecodePrecision:
+    """What `policy` says of a matrix. Tied embeddings are the head, so `lm_head` decides on them."""
+    if isinstance(policy, str):
+        return policy
+    if part == "embed" and tied_head:
+        part = "head"
+    default = policy.get("default", "auto")
+    return policy.get(part, policy.get(_GROUP_OF[part], default))
+
+
+def policy_text(policy: DecodeWeights) -> str:
+    """A policy as settings write it: `int8`, or `default=auto,lm_head=bf16`."""
+    if isinstance(policy, str):
+        return policy
+    return ",".join(f"{name}={precision}" for name, precision in sorted(policy.items()))
+
+
+def keeps(kind: str, precision: DecodePrecision) -> bool:
+    """Whether a matrix stored as `kind` is packed as it is, without changing a number of it."""
+    return precision in ("auto", "stored") and kind in NATIVE_KINDS
+
+
+def pack_matrix(
+    kernels: Kernels, stored: StoredTensor, precision: DecodePrecision, exact: torch.Tensor | None = None
+) -> PackedLinear:
+    """The decode copy of a stored matrix. `exact` are its values, fp32 [rows, cols], where the caller has them."""
+    if stored.kind in NATIVE_KINDS and precision in ("auto", "stored"):
+        return kernels.pack_gguf(stored.raw_tensor(), stored.rows, stored.cols, stored.kind)
+    values = stored.float32() if exact is None else exact
+    plain = precision == "bf16" or (precision == "stored" and stored.kind in FLOAT_KINDS)
+    return kernels.pack_bf16(values) if plain else kernels.pack_int8(values)
+
+
+def _packed_bytes(kind: str, precision: DecodePrecision) -> int:
+    """Bytes that 32 weights stored as `kind` take in the decode copy, as `pack_matrix` packs them."""
+    if precision in ("auto", "stored") and kind in ("Q4_0", "Q4_1"):
         return 20
-    plain = policy == "bf16" or (policy == "stored" and kind in FLOAT_KINDS)
+    plain = precision == "bf16" or (precision == "stored" and kind in FLOAT_KINDS)
     return 64 if plain else 34  # int8 with an fp16 scale
 
 
@@ -190,6 +236,7 @@ class WeightBuilder:
             head=head_dense if head_packed is None else head_packed,
             decode=decode,
             resident=self._precision + ("+" + "+".join(sorted(self._kinds)) if pack else ""),
+            policy=policy_text(self._policy),
         )
 
     # --------------------------------------------------------------------------------------------- one layer
@@ -244,58 +291,48 @@ class WeightBuilder:
         dtype = torch.bfloat16 if self._precision == "bf16" else torch.float32
         fused = torch.empty(rows, stored[0].cols, dtype=dtype)
         packed, at = [], 0
-        for tensor in stored:
-            part, packed_part = self._convert(tensor, pack)
-            fused[at : at + tensor.rows] = part
+        for part, tensor in zip(parts, stored, strict=True):
+            rows_of_part, packed_part = self._convert(part, tensor, pack)
+            fused[at : at + tensor.rows] = rows_of_part
             at += tensor.rows
             if packed_part is not None:
                 packed.append(packed_part)
         return fused, tuple(packed)
 
     def _matrix(self, part: str, layer: int | None, pack: bool) -> tuple[torch.Tensor, PackedLinear | None]:
-        return self._convert(self._shaped(part, layer), pack)
+        return self._convert(part, self._shaped(part, layer), pack)
 
-    def _convert(self, stored: StoredTensor, pack: bool) -> tuple[torch.Tensor, PackedLinear | None]:
+    def _convert(self, part: str, stored: StoredTensor, pack: bool) -> tuple[torch.Tensor, PackedLinear | None]:
         """The prefill's matrix and, with `pack`, the decode's."""
         if self._precision == "fp32":
             return stored.float32(), None
-        keeps = self._policy in ("auto", "stored")
-        if pack and keeps and stored.kind in NATIVE_KINDS:
-            packed = self._kernels.pack_gguf(stored.raw_tensor(), stored.rows, stored.cols, stored.kind)
+        precision = self._precision_of(part)
+        if pack and keeps(stored.kind, precision):
+            packed = pack_matrix(self._kernels, stored, precision)
             self._kinds.add(packed.kind)
             return self._kernels.dequantize(packed), packed
         exact = stored.float32()
         dense = exact.to(torch.bfloat16)
         if not pack:
             return dense, None
-        plain = self._policy == "bf16" or (self._policy == "stored" and stored.kind in ("BF16", "F16", "F32"))
-        packed = self._kernels.pack_bf16(dense) if plain else self._kernels.pack_int8(exact)
+        packed = pack_matrix(self._kernels, stored, precision, exact)
         self._kinds.add(packed.kind)
         return dense, packed
 
     def _embedding(self, dense: torch.Tensor, packed: PackedLinear | None) -> torch.Tensor | PackedLinear:
         """The packed form where it holds exactly what the file does, else the prefill's."""
-        exact = packed is not None and self._checkpoint.tensor("embed").kind in NATIVE_KINDS
-        if exact and self._policy in ("auto", "stored") and packed is not None:
+        if packed is not None and keeps(self._checkpoint.kind("embed"), self._precision_of("embed")):
             return packed
         return dense
+
+    def _precision_of(self, part: str) -> DecodePrecision:
+        return precision_of(self._policy, part, self._config.tied_head)
 
     # ---------------------------------------------------------------------------------------- small tensors
 
     def _shaped(self, part: str, layer: int | None) -> StoredTensor:
         """A matrix whose shape agrees with the config, else `UnsupportedModel` (R11: a mismatch stops start-up)."""
-        config, stored = self._config, self._checkpoint.tensor(part, layer)
-        expected = {
-            "q": (config.q_columns, config.hidden_size),
-            "k": (config.kv_columns, config.hidden_size),
-            "v": (config.kv_columns, config.hidden_size),
-            "o": (config.hidden_size, config.q_columns),
-            "gate": (config.ffn_size, config.hidden_size),
-            "up": (config.ffn_size, config.hidden_size),
-            "down": (config.hidden_size, config.ffn_size),
-            "embed": (config.vocab_size, config.hidden_size),
-            "head": (config.vocab_size, config.hidden_size),
-        }[part]
+        stored, expected = self._checkpoint.tensor(part, layer), matrix_shape(self._config, part)
         if (stored.rows, stored.cols) != expected:
             raise UnsupportedModel(
                 f"Weight {stored.name} is {stored.rows} × {stored.cols}, not {expected[0]} × {expected[1]}.",

@@ -12,6 +12,7 @@ import torch
 from perilune.core import BLOCK_TOKENS
 from perilune.kernels.interface import Kernels, KVLayout, RaggedBatch
 from perilune.runtime.checkpoint import open_checkpoint
+from perilune.runtime.loader import with_lora
 from perilune.runtime.models.decoder import Decoder
 from perilune.runtime.mri import CancelFlag
 from perilune.runtime.weights import DecodeWeights, ModelWeights, Precision, WeightBuilder
@@ -113,8 +114,9 @@ def start(
     policy: DecodeWeights = "auto",
     sequences: int = 4,
     max_tokens: int = 256,
+    lora: Path | None = None,
 ) -> Running:
-    checkpoint = open_checkpoint(path)
+    checkpoint = with_lora(open_checkpoint(path), lora)
     weights = WeightBuilder(checkpoint, kernels, precision, policy, max_tokens).build(PLENTY)
     config = checkpoint.config
     span = -(-max_tokens // BLOCK_TOKENS)
