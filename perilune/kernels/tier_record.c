@@ -282,7 +282,7 @@ static void assign(work *w) {
 #define WIDTH 4
 #endif
 #define VECTORS (LANES / WIDTH)
-#define SHARED (16 / WIDTH / 2 * 2) /* clusters that share registers */
+#define SHARED (WIDTH / 2) /* clusters that share registers */
 
 typedef float vf __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t vi __attribute__((vector_size(4 * WIDTH)));
@@ -307,7 +307,8 @@ INLINE void products(const work *w, int cluster, const float *run, vf acc[][VECT
     const float *centroid = w->wide + (int64_t)cluster * w->dim;
     for (int d = 0; d < w->dim; d++) {
         vf points[VECTORS];
-        memcpy(points, run + d * LANES, sizeof points);
+#pragma GCC unroll 4
+        for (int j = 0; j < VECTORS; j++) memcpy(&points[j], run + d * LANES + WIDTH * j, sizeof points[j]);
 #pragma GCC unroll 4
         for (int i = 0; i < SHARED; i++)
 #pragma GCC unroll 4
