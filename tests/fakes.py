@@ -112,7 +112,9 @@ class FakeRuntime:
             self._spend(plan, cancelled)
             if self._fail(plan):
                 raise RuntimeError("a fault that a test asked for")
-            return StepResult({s.seq_id: self._compute(s) for s in plan.slices if self._compute_kv(s)}, {})
+            left = cancelled.left()
+            stay = [piece for piece in plan.slices if piece.seq_id not in left]
+            return StepResult({s.seq_id: self._compute(s) for s in stay if self._compute_kv(s)}, {})
         finally:
             self._stepping = False
 
@@ -129,17 +131,22 @@ class FakeRuntime:
             self.faults.append("two sequences write one block")
 
     def _spend(self, plan: StepPlan, cancelled: CancelFlag) -> None:
-        seconds = sum(
-            len(piece.token_ids) * (self._decode_s if _is_decode(piece) else self._prefill_s)
+        due_s = {
+            piece.seq_id: len(piece.token_ids) * (self._decode_s if _is_decode(piece) else self._prefill_s)
             for piece in plan.slices
-        )
+        }
         while True:
             if cancelled.is_set():
                 raise StepAbandoned
-            if seconds <= 0:
+            left = cancelled.left()
+            due_s = {name: seconds for name, seconds in due_s.items() if name not in left}
+            total_s = sum(due_s.values())
+            if total_s <= 0:
                 return
-            self._sleep(min(0.002, seconds))
-            seconds -= 0.002
+            spent_s = min(0.002, total_s)
+            self._sleep(spent_s)
+            due_s = {name: seconds * (1 - spent_s / total_s) for name, seconds in due_s.items()}
+            due_s = {name: seconds if seconds > 1e-9 else 0.0 for name, seconds in due_s.items()}
 
     def _compute_kv(self, piece: SequenceSlice) -> bool:
         """Check all earlier KV, write this slice's; true when the slice samples."""

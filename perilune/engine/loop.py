@@ -2,8 +2,10 @@
 
 Knows threads, the inbox and the cancel flag. Knows nothing of blocks or order. One thread, the engine thread,
 runs every step and is the only one that touches runtime and engine state; all others put calls into its inbox,
-which it empties between steps. A step in which nobody is interested any more is abandoned through the flag, so
-that a cancel takes effect within 50 ms in every phase.
+which it empties between steps. Cancels don't wait for that: the runtime asks every few milliseconds of a step who
+has left (`CancelFlag.left`), and whatever was cancelled ends there, in this step, in another or in none. So a
+cancel takes effect within 50 ms in every phase, and the others' work goes on. A step in which nobody is interested
+any more is abandoned through the flag.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -35,8 +37,6 @@ from perilune.runtime.mri import CancelFlag, ModelRuntime, StepPlan
 from perilune.telemetry import Telemetry
 
 _LOG = logging.getLogger(__name__)
-_CANCELLED_WORK_S = 0.04
-"""Prompt work for cancelled sequences that a running step may still hold, by prediction: the promise is 50 ms."""
 _CLOSED = "The engine is shutting down."
 _BROKEN = "The engine stopped after an internal fault."
 
@@ -57,6 +57,7 @@ class EngineLoop:
     ) -> None:
         self._clock = clock
         self._limits = limits
+        self._telemetry = telemetry or Telemetry()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._loader = ThreadPoolExecutor(2, "kv-load")
         self._saver = ThreadPoolExecutor(1, "kv-save")  # one: saves and forgets keep their order
@@ -69,21 +70,21 @@ class EngineLoop:
             post=self._inbox.put,
             ended=self._ended,
             clock=clock,
-            telemetry=telemetry or Telemetry(),
+            telemetry=self._telemetry,
             observer=observer or NullObserver(),
             segment_store=segment_store,
             tier_policy=tier_policy,
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._flag = CancelFlag()
+        self._flag = CancelFlag(self._left)
         self._lock = threading.Lock()
         # under the lock:
         self._live: dict[str, EngineSequence] = {}
-        self._arriving: set[str] = set()  # submitted, not yet taken from the inbox
-        self._cancelled: set[str] = set()
+        self._arriving: dict[str, EngineSequence] = {}  # submitted, not yet taken from the inbox
+        self._cancelled: dict[str, float] = {}  # since when
         self._answers: set[Future[int]] = set()  # what callers of `forget` wait for
-        self._step: dict[str, int] = {}  # tokens of each sequence in the running step
-        self._step_s: dict[str, float] = {}  # and what its prompt chunk should take
+        self._step: set[str] = set()  # the sequences of the running step
+        self._gone: set[str] = set()  # and those that left it
         self._published = self._stepper.stats()
         self._refusal: str | None = "The engine isn't started."
         self._stopping = False  # engine thread only
@@ -99,7 +100,7 @@ class EngineLoop:
         """Cancel what runs, finish the saves that are under way, end the thread. Idempotent."""
         with self._lock:
             first, self._refusal = self._refusal is None, self._refusal or _CLOSED
-            self._cancelled |= set(self._live)
+            self._cancelled |= dict.fromkeys(self._live.keys() - self._cancelled.keys(), self._clock())
             self._flag.set()
             if first:
                 self._inbox.put(self._stop)
@@ -129,7 +130,7 @@ class EngineLoop:
             self._serial += 1
             sequence = EngineSequence(spec, emit, hashes, self._serial, self._clock())
             self._live[spec.seq_id] = sequence
-            self._arriving.add(spec.seq_id)
+            self._arriving[spec.seq_id] = sequence
             self._inbox.put(partial(self._arrive, sequence))
 
     def cancel(self, seq_id: str) -> None:
@@ -137,10 +138,13 @@ class EngineLoop:
         with self._lock:
             if seq_id not in self._live:
                 return
-            self._cancelled.add(seq_id)
+            if seq_id not in self._cancelled:
+                self._cancelled[seq_id] = self._clock()
             if self._step_is_moot():
                 self._flag.set()
-            self._inbox.put(partial(self._stepper.cancel, seq_id))
+            elif seq_id in self._step:
+                self._flag.wake()
+            self._inbox.put(self._end_cancelled)
 
     def cached(self, token_ids: Sequence[int], salt: bytes) -> CachedTokens:
         """See `service.ports.Engine`. Whole blocks only."""
@@ -160,19 +164,15 @@ class EngineLoop:
                 self._answers.discard(answer)
 
     def stats(self) -> EngineStats:
-        """See `service.ports.Engine`. As of the last step, what arrived since, and without the cancelled ones. A
-        step that is being abandoned for them still counts them. Any other holds at most `_CANCELLED_WORK_S` of
-        theirs (a decoded token, a small chunk); their blocks come back at its end."""
+        """See `service.ports.Engine`. As of the last step or cancel, and what arrived since. A cancelled sequence
+        counts until it has left and given its blocks back."""
         with self._lock:
-            busy = self._step.keys() if self._flag.is_set() else ()
-            gone = [self._live[i] for i in self._cancelled - self._arriving if i in self._live and i not in busy]
-            stopped = sum(sequence.admitted for sequence in gone)
-            arriving = [self._live[seq_id] for seq_id in self._arriving]
+            arriving = list(self._arriving.values())
             queued = sum(s.target for s in arriving if s.service_class == ServiceClass.P0_INTERACTIVE)
             now = self._published
             return EngineStats(
-                max(0, now.running - stopped),
-                max(0, now.waiting + len(arriving) - (len(gone) - stopped)),
+                now.running,
+                now.waiting + len(arriving),
                 now.queued_prefill_tokens + queued,
                 now.free_blocks,
                 now.total_blocks,
@@ -228,7 +228,7 @@ class EngineLoop:
         self._begin(plan)
         self._stepper.execute(plan, self._flag)
         with self._lock:
-            self._step, self._step_s = {}, {}
+            self._step, self._gone = set(), set()
         self._publish()
 
     def _wait(self) -> None:
@@ -252,20 +252,38 @@ class EngineLoop:
             message()
 
     def _begin(self, plan: StepPlan) -> None:
-        seconds = self._stepper.chunk_seconds(plan)
         with self._lock:
-            self._step = {piece.seq_id: len(piece.token_ids) for piece in plan.slices}
-            self._step_s = seconds
+            self._step = {piece.seq_id for piece in plan.slices}
             self._flag.clear()
             if self._step_is_moot():
                 self._flag.set()
 
     def _step_is_moot(self) -> bool:
-        """Most of the running step's work is for cancelled sequences, or too much of it: the rest is served
-        without them."""
-        unwanted = sum(size for seq_id, size in self._step.items() if seq_id in self._cancelled)
-        unwanted_s = sum(spent for seq_id, spent in self._step_s.items() if seq_id in self._cancelled)
-        return 2 * unwanted > sum(self._step.values()) or unwanted_s > _CANCELLED_WORK_S
+        """Nobody waits for anything in the running step."""
+        return bool(self._step) and self._step <= self._gone | self._cancelled.keys()
+
+    def _left(self) -> Set[str]:
+        """Called by the runtime, inside a step: end what was cancelled, and say which of the step's sequences have
+        left it."""
+        if self._cancelled:
+            self._end_cancelled()
+        return self._gone
+
+    def _end_cancelled(self) -> None:
+        """End every cancelled sequence, wherever it is; inside a step too: their blocks come back now."""
+        with self._lock:
+            since = dict(self._cancelled)
+            if not since:
+                return
+            arriving = [self._arriving[seq_id] for seq_id in since if seq_id in self._arriving]
+            self._gone |= self._step & since.keys()
+        for sequence in arriving:
+            self._arrive(sequence)
+        for seq_id, cancelled_s in since.items():
+            self._stepper.cancel(seq_id)
+            self._telemetry.observe("engine_cancel_seconds", self._clock() - cancelled_s)
+        self._telemetry.gauge("engine_last_cancel_timestamp_seconds", time.time())
+        self._publish()
 
     def _publish(self) -> None:
         stats = self._stepper.stats()
@@ -273,16 +291,18 @@ class EngineLoop:
             self._published = stats
 
     def _arrive(self, sequence: EngineSequence) -> None:
+        if self._arriving.get(sequence.seq_id) is not sequence:  # cancelled before it was taken in
+            return
         self._stepper.add(sequence)
         stats = self._stepper.stats()
         with self._lock:
-            self._arriving.discard(sequence.seq_id)
+            del self._arriving[sequence.seq_id]
             self._published = stats
 
     def _ended(self, sequence: EngineSequence) -> None:
         with self._lock:
             del self._live[sequence.seq_id]
-            self._cancelled.discard(sequence.seq_id)
+            self._cancelled.pop(sequence.seq_id, None)
 
     def _forget(self, owner: str, answer: Future[int]) -> None:
         done = self._stepper.forget(owner)

@@ -142,14 +142,9 @@ class Stepper:
                 return opened
             # Sequences ended here and left the plan empty or gave back blocks: others may run now.
 
-    def chunk_seconds(self, plan: StepPlan) -> dict[str, float]:
-        """How long each prompt chunk of a plan that has not run yet should take. Decoding sequences are absent."""
-        decoding = self._scheduler.decoding(plan)
-        chunks = [piece for piece in plan.slices if piece.seq_id not in decoding]
-        return {piece.seq_id: self._controller.predict_s(piece.start, len(piece.token_ids)) for piece in chunks}
-
     def execute(self, plan: StepPlan, cancelled: CancelFlag) -> None:
-        """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else."""
+        """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else. Sequences may be
+        ended by `cancelled.left` meanwhile."""
         decoding = self._scheduler.decoding(plan)
         try:
             self._prepare(plan, cancelled)
@@ -165,7 +160,8 @@ class Stepper:
             self._telemetry.count("engine_steps_failed_total")
             self._scheduler.fail(plan, _safe_message(error))
             return
-        self._observe(plan, decoding, seconds)
+        if cancelled.left().isdisjoint(piece.seq_id for piece in plan.slices):
+            self._observe(plan, decoding, seconds)  # else it would say little about rates
         self._scheduler.update(plan, result)
         self._hang_up()
         if self._moves is not None:

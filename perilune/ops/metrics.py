@@ -121,6 +121,14 @@ TABLE: tuple[Metric, ...] = (
     Metric("engine_step_seconds", "histogram", "One engine step, by kind.", ("kind",), _TOKEN_SECONDS),
     Metric("engine_steps_abandoned", "counter", "Steps stopped because nobody wanted them any more."),
     Metric("engine_steps_failed", "counter", "Steps that failed."),
+    Metric(
+        "engine_cancel_seconds",
+        "histogram",
+        "From a cancel until nothing more is computed for the sequence and its blocks are back.",
+        (),
+        _TOKEN_SECONDS,
+    ),
+    Metric("engine_last_cancel_timestamp_seconds", "gauge", "Unix time at which the last of these ended."),
     Metric("engine_listener_failures", "counter", "Events that a listener couldn't take."),
     Metric(
         "engine_preemptions",

@@ -11,7 +11,7 @@ Threads: one thread steps. While a step runs, `forward_step`, `init_context`, `r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,26 +27,47 @@ class StepAbandoned(Exception):
 
 
 class CancelFlag:
-    """A word of memory that native code polls between layers and attention tiles.
+    """What a running step has to look at: a word of memory, and which of its sequences have left.
 
-    `address` points to an int32: 0 runs, anything else abandons the step.
+    `address` points to an int32 that native code polls between layers and attention tiles: 0 runs, anything else
+    abandons the step. `left` is asked by the runtime, on its own thread, at least every 40 ms of a step that
+    several sequences share: it names sequences whose slices nobody wants any more. From the answer on the runtime computes no row of theirs, touches none of their blocks and samples nothing for them; the
+    others' results stay what they would have been. The engine gives a leaving sequence's blocks back inside `left`,
+    so `release_context` and `evict_kv` may be called there.
     """
 
-    def __init__(self) -> None:
-        self._word = ctypes.c_int32(0)
+    def __init__(self, left: Callable[[], Set[str]] = frozenset) -> None:
+        self._words = (ctypes.c_int32 * 2)(0, 0)  # abandon; abandon, or somebody leaves
+        self.left = left
 
     @property
     def address(self) -> int:
-        return ctypes.addressof(self._word)
+        return ctypes.addressof(self._words)
+
+    @property
+    def change_address(self) -> int:
+        """As `address`, of a word that `wake` sets too: for calls that many sequences share and that are soon made
+        again."""
+        return ctypes.addressof(self._words) + ctypes.sizeof(ctypes.c_int32)
 
     def set(self) -> None:
-        self._word.value = 1
+        self._words[0] = self._words[1] = 1
+
+    def wake(self) -> None:
+        """Somebody leaves: `left` will say who. Any thread."""
+        self._words[1] = 1
+
+    def take_change(self) -> bool:
+        """Whether the second word was set; clears it. The stepping thread only, before it asks `left` again."""
+        changed = self._words[1] != 0
+        self._words[1] = self._words[0]
+        return changed
 
     def clear(self) -> None:
-        self._word.value = 0
+        self._words[0] = self._words[1] = 0
 
     def is_set(self) -> bool:
-        return self._word.value != 0
+        return self._words[0] != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +257,8 @@ class ModelRuntime(Protocol):
         ...
 
     def forward_step(self, plan: StepPlan, cancelled: CancelFlag) -> StepResult:
-        """Compute a step and sample. Raises `StepAbandoned` within 50 ms of the flag being set.
+        """Compute a step and sample. Raises `StepAbandoned` within 50 ms of the flag being set. A sequence that
+        left on the way (`CancelFlag.left`) is absent from the result, and its slice did not advance.
 
         The KV of the plan's tokens is written to the blocks that the tables name, and nothing else changes. After
         `StepAbandoned` and every refusal nothing advanced: KV from each slice's `start` on is undefined, samplers

@@ -97,7 +97,7 @@ class TorchRuntime:
         self._written = np.zeros(num_blocks, np.bool_)
         self._samplers: dict[str, SequenceSampler] = {}
         self._entropy = entropy
-        self._stepping = threading.Lock()
+        self._stepping = threading.RLock()
         self._closed = False
         window = max_context_tokens or config.max_context_tokens
         self._tiers = self._make_tiers(kernels, tiers) if tiers is not None else None
@@ -177,17 +177,22 @@ class TorchRuntime:
             logits: dict[str, torch.Tensor] = {}
             measured: dict[str, tuple[tuple[float, ...], ...]] = {}
             decode, prefill = self._split(plan)
-            for first in range(0, len(decode), MAX_DECODE_ROWS):
-                logits |= self._run_decode(decode[first : first + MAX_DECODE_ROWS], measured, cancelled)
+            while decode := _staying(decode, cancelled):
+                chosen = decode[:MAX_DECODE_ROWS]
+                done = self._run_decode(chosen, measured, cancelled)
+                if done is not None:  # else somebody left: once more, without them
+                    logits |= done
+                    decode = decode[len(chosen) :]
             if sum(len(piece.token_ids) for piece in prefill) > self._pass.rows:
                 self._pass.probe()
             for pieces in _passes(prefill, self._pass.rows):
                 logits |= self._run_prefill(pieces, cancelled)
-            return self._sample(plan, logits, measured)
+            return self._sample(_staying(plan.slices, cancelled), logits, measured)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """Nothing else may run; calls that overlap are refused, not queued (`mri`: threads)."""
+        """Nothing else may run; calls of other threads that overlap are refused, not queued (`mri`: threads). The
+        stepping thread itself may close contexts and evict blocks inside `CancelFlag.left`."""
         if not self._stepping.acquire(blocking=False):
             raise InvalidStateError("A step is running.", hint="Wait for it to end.")
         try:
@@ -252,12 +257,15 @@ class TorchRuntime:
         slices: Sequence[SequenceSlice],
         measured: dict[str, tuple[tuple[float, ...], ...]],
         cancelled: CancelFlag,
-    ) -> dict[str, torch.Tensor]:
-        """Logits by sequence; `measured` gets where the attention of those went that ask for it."""
+    ) -> dict[str, torch.Tensor] | None:
+        """Logits by sequence, or None when it was interrupted; `measured` gets where the attention of those went
+        that ask for it."""
         pieces = [_Piece(piece, 0, 1, True) for piece in slices]
         batch = self._batch(pieces)
         token_ids = torch.tensor([piece.token_ids[0] for piece in slices])
         logits = self._decoder.decode(token_ids, batch, cancelled)
+        if cancelled.take_change():
+            return None
         if batch.segments is not None and batch.segments.stats is not None:
             for piece, rows in zip(slices, batch.segments.stats.tolist(), strict=True):
                 if piece.measure:
@@ -265,14 +273,24 @@ class TorchRuntime:
         return {piece.seq_id: row for piece, row in zip(slices, logits, strict=True)}
 
     def _run_prefill(self, pieces: Sequence[_Piece], cancelled: CancelFlag) -> dict[str, torch.Tensor]:
+        left = cancelled.left()
+        pieces = [piece for piece in pieces if piece.slice.seq_id not in left]
+        if not pieces:
+            return {}
         token_ids = np.concatenate(
             [np.asarray(p.slice.token_ids[p.offset : p.offset + p.count], np.int64) for p in pieces]
         )
         sampled = [index for index, piece in enumerate(pieces) if piece.sample]
+        names = [piece.slice.seq_id for piece in pieces]
         logits = self._decoder.prefill(
-            torch.from_numpy(token_ids), self._batch(pieces), torch.tensor(sampled, dtype=torch.int64), cancelled
+            torch.from_numpy(token_ids),
+            self._batch(pieces),
+            torch.tensor(sampled, dtype=torch.int64),
+            cancelled,
+            names,
         )
-        return {pieces[index].slice.seq_id: row for index, row in zip(sampled, logits, strict=True)}
+        stayed = [name for index in sampled if (name := pieces[index].slice.seq_id) in names]
+        return dict(zip(stayed, logits, strict=True))
 
     def _batch(self, pieces: Sequence[_Piece]) -> RaggedBatch:
         """Describe a pass to the kernels, and note which blocks it writes."""
@@ -304,13 +322,13 @@ class TorchRuntime:
 
     def _sample(
         self,
-        plan: StepPlan,
+        slices: Sequence[SequenceSlice],
         logits: dict[str, torch.Tensor],
         measured: dict[str, tuple[tuple[float, ...], ...]],
     ) -> StepResult:
         tokens: dict[str, int] = {}
         logprobs: dict[str, TokenLogprob] = {}
-        for piece in plan.slices:
+        for piece in slices:
             if piece.sample:
                 row = logits[piece.seq_id].numpy()
                 tokens[piece.seq_id], logprob = self._samplers[piece.seq_id].sample(row)
@@ -348,6 +366,12 @@ class TorchRuntime:
         if not 0 <= block_id < self.num_blocks:
             raise ValueError(f"block {block_id} is outside the pool of {self.num_blocks}")
         return block_id
+
+
+def _staying(slices: Sequence[SequenceSlice], cancelled: CancelFlag) -> list[SequenceSlice]:
+    """Those that have not left. Asked once: somebody may leave between two questions."""
+    left = cancelled.left()
+    return [piece for piece in slices if piece.seq_id not in left]
 
 
 def _passes(slices: Sequence[SequenceSlice], rows: int) -> Iterator[list[_Piece]]:

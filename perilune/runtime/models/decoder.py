@@ -34,20 +34,30 @@ class Decoder:
 
     @torch.inference_mode()
     def decode(self, token_ids: torch.Tensor, batch: RaggedBatch, cancelled: CancelFlag) -> torch.Tensor:
-        """One token for each sequence: int64 [S] -> logits fp32 [S, vocab]. Raises `StepAbandoned`."""
+        """One token for each sequence: int64 [S] -> logits fp32 [S, vocab]. Raises `StepAbandoned`.
+
+        After `CancelFlag.wake` the call may have been cut short: the caller asks `take_change`.
+        """
         assert self._plan is not None
         x = self._weights.embeddings(self._kernels, token_ids)
-        logits = self._kernels.decode_step(self._plan, x, batch, cancel_address=cancelled.address)
+        logits = self._kernels.decode_step(self._plan, x, batch, cancel_address=cancelled.change_address)
         _look(cancelled)
         return logits
 
     @torch.inference_mode()
     def prefill(
-        self, token_ids: torch.Tensor, batch: RaggedBatch, sampled: torch.Tensor, cancelled: CancelFlag
+        self,
+        token_ids: torch.Tensor,
+        batch: RaggedBatch,
+        sampled: torch.Tensor,
+        cancelled: CancelFlag,
+        names: list[str] | None = None,
     ) -> torch.Tensor:
         """Rows of one or more sequences: int64 [T] -> logits fp32 of the `sampled` sequences' last rows.
 
-        `sampled` holds indices into the batch's sequences, int64. Raises `StepAbandoned`.
+        `sampled` holds indices into the batch's sequences, int64. `names` are the batch's sequences; before each
+        layer the rows of those that left (`CancelFlag.left`) are dropped, and their names from the list.
+        Raises `StepAbandoned`.
         """
         weights = self._weights
         x = weights.embeddings(self._kernels, token_ids)
@@ -56,6 +66,12 @@ class Decoder:
         )
         last = len(weights.layers) - 1
         for index, layer in enumerate(weights.layers):
+            kept = _kept(names, cancelled)
+            if kept is not None:
+                rows, batch, sampled = _without(batch, sampled, kept)
+                x, normed = x[rows], normed[rows]
+            if not len(x):
+                return torch.empty(0, weights.config.vocab_size)
             q = self._project(normed, layer, index, batch, cancelled)
             if index == last:
                 # The top layer's output is only read where a token is sampled; its KV is complete by now.
@@ -134,19 +150,47 @@ def _look(cancelled: CancelFlag) -> None:
         raise StepAbandoned
 
 
+def _kept(names: list[str] | None, cancelled: CancelFlag) -> list[int] | None:
+    """Indices of the sequences that stay, when some have left: their names are removed. None when all stay."""
+    left = cancelled.left() if names else frozenset()
+    if not names or left.isdisjoint(names):
+        return None
+    kept = [index for index, name in enumerate(names) if name not in left]
+    names[:] = [names[index] for index in kept]
+    return kept
+
+
+def _without(
+    batch: RaggedBatch, sampled: torch.Tensor, kept: list[int]
+) -> tuple[torch.Tensor, RaggedBatch, torch.Tensor]:
+    """The rows, the batch and the `sampled` that remain of a pass when only the `kept` sequences stay."""
+    counts = batch.cu_q.diff()
+    stays = torch.zeros(len(counts), dtype=torch.bool)
+    stays[kept] = True
+    rows = torch.repeat_interleave(stays, counts.long())
+    places = stays.cumsum(0) - 1
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int32), counts[stays].cumsum(0, dtype=torch.int32)])
+    return rows, _narrowed(batch, torch.tensor(kept, dtype=torch.int64), bounds), places[sampled[stays[sampled]]]
+
+
 def _last_rows(batch: RaggedBatch, sampled: torch.Tensor) -> RaggedBatch:
     """The last row of each sampled sequence, as a batch of its own."""
+    return _narrowed(batch, sampled, torch.arange(len(sampled) + 1, dtype=torch.int32))
+
+
+def _narrowed(batch: RaggedBatch, chosen: torch.Tensor, bounds: torch.Tensor) -> RaggedBatch:
+    """Some of a batch's sequences, with rows of theirs that lie at `bounds`."""
     segments = batch.segments
     if segments is not None:
         segments = replace(
             segments,
-            tables=segments.tables[sampled].contiguous(),
-            counts=segments.counts[sampled].contiguous(),
-            policies=tuple(segments.policies[index] for index in sampled.tolist()),
+            tables=segments.tables[chosen].contiguous(),
+            counts=segments.counts[chosen].contiguous(),
+            policies=tuple(segments.policies[index] for index in chosen.tolist()),
         )
     return RaggedBatch(
-        cu_q=torch.arange(len(sampled) + 1, dtype=torch.int32),
-        kv_lengths=batch.kv_lengths[sampled].contiguous(),
-        block_tables=batch.block_tables[sampled].contiguous(),
+        cu_q=bounds,
+        kv_lengths=batch.kv_lengths[chosen].contiguous(),
+        block_tables=batch.block_tables[chosen].contiguous(),
         segments=segments,
     )
