@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, median
+from statistics import median
 
 import torch
 
@@ -40,7 +40,15 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.memory import zeroed_bytes
 from perilune.kernels.select import load
-from perilune.kernels.tiers import SEGMENT_TOKENS, SEGMENT_UNITS, SINK_TOKENS, AttentionPolicy, SegmentLayout
+from perilune.kernels.tiers import (
+    OUTLIERS,
+    SEGMENT_TOKENS,
+    SEGMENT_UNITS,
+    SINK_TOKENS,
+    UNIT_TOKENS,
+    AttentionPolicy,
+    SegmentLayout,
+)
 
 BARS = {
     "vs_dense_int8_32k": Bar(at_least=5),
@@ -51,10 +59,11 @@ BARS = {
     "llama8b_dense_bandwidth_share": Bar(at_least=0.55, unit="of read bandwidth"),
 }
 BUDGETS = (32, 32, 40, 52, 64, 80, 110, 150, 256)
-"""Units that KV heads select, as quantiles. An assumption around the default budget of 64 units."""
+"""Units that KV heads select; layers take these in turn. An assumption around the default budget of 64 units."""
 
 LENGTHS = {"32k": 32_768, "128k": 131_072}
 _HIDDEN = 32
+_SPARSE = AttentionPolicy(dense_layers=0)
 _SEGMENT_SPREAD = 0.5  # share of a unit key's variance that its group has in common
 
 
@@ -103,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     result = Result("attention", {}, machine, [dict(figures) for figures in rounds], quick=options.quick)
     for key in rounds[0]:
         compare(result, key, [figures[key] for figures in rounds])
-    result.notes.append(f"units selected by a head, quantiles of the set-up: {', '.join(map(str, BUDGETS))}")
+    result.notes.append(f"units selected by a KV head, by layer: {', '.join(map(str, BUDGETS))}")
     finish(result, BARS, options)
 
 
@@ -130,7 +139,10 @@ def _open(kernels: Kernels, prefix: str, heads: HeadShape, layers: int) -> Setup
         name: kernels.prepare_decode(_model(kernels, heads, layers, length), pool)
         for name, length in LENGTHS.items()
     }
-    return Setup(prefix, kernels, heads, layers, pool, segments, payloads, plans)
+    setup = Setup(prefix, kernels, heads, layers, pool, segments, payloads, plans)
+    for name, length in LENGTHS.items():
+        _set_budgets(setup, plans[name], length)
+    return setup
 
 
 def _place(data: torch.Tensor, start: int, values: torch.Tensor) -> None:
@@ -177,33 +189,54 @@ def _summaries(layout: SegmentLayout, seed: int) -> torch.Tensor:
     return data
 
 
-def _queries(heads: HeadShape, layers: int, length: int) -> torch.Tensor:
-    """[layers, Hq * D]: heads of a KV head differ a little; lengths so that scores spread as the budget wants.
-
-    With scores of normal spread s the largest share f of the units holds the mass Phi(s - z), z the quantile 1 - f.
-    """
-    normal, generator = NormalDist(), _generator(4)
-    group, units = heads.num_q_heads // heads.num_kv_heads, length // 16
+def _queries(heads: HeadShape, layers: int) -> torch.Tensor:
+    """[layers, Hq * D] of length one; heads that share a KV head are somewhat alike."""
+    generator, group = _generator(4), heads.num_q_heads // heads.num_kv_heads
     shared = torch.randn(layers, heads.num_kv_heads, 1, heads.head_dim, generator=generator)
     q = shared + 0.5 * torch.randn(layers, heads.num_kv_heads, group, heads.head_dim, generator=generator)
-    unit = q / q.norm(dim=-1, keepdim=True)
-    order = torch.randperm(layers * heads.num_kv_heads, generator=generator) % len(BUDGETS)
-    spreads = [normal.inv_cdf(0.95) + normal.inv_cdf(1 - BUDGETS[int(i)] / units) for i in order]
-    scale = torch.tensor(spreads).view(layers, heads.num_kv_heads, 1, 1) / heads.scale
-    scaled: torch.Tensor = (unit * scale).flatten(1)
-    return scaled
+    unit: torch.Tensor = q / q.norm(dim=-1, keepdim=True) / heads.scale
+    return unit.flatten(1)
 
 
-def _model(kernels: Kernels, heads: HeadShape, layers: int, length: int) -> DecodeModel:
+def _set_budgets(setup: Setup, plan: DecodePlan, length: int) -> None:
+    """Scale each layer's queries until its heads select as many units as its budget says: the wider scores spread,
+    the fewer units hold the mass."""
+    biases = [layer.qkv_bias for layer in plan.model.layers]
+    directions = [None if bias is None else bias.clone() for bias in biases]
+    low, high = torch.full((setup.layers,), 0.5), torch.full((setup.layers,), 8.0)
+    wanted = torch.tensor([float(BUDGETS[layer % len(BUDGETS)]) for layer in range(setup.layers)])
+    batch = setup.batch(length, _SPARSE)
+    for _ in range(10):
+        spread = (low + high) / 2
+        for bias, direction, factor in zip(biases, directions, spread.tolist(), strict=True):
+            if bias is not None and direction is not None:
+                bias.copy_(direction * factor)
+        setup.kernels.decode_step(plan, torch.zeros(1, _HIDDEN), batch)
+        too_many = _units_read(batch) > wanted
+        low, high = torch.where(too_many, spread, low), torch.where(too_many, high, spread)
+
+
+def _units_read(batch: RaggedBatch) -> torch.Tensor:
+    """Units that a KV head selected in each layer of the last step, mean over heads."""
+    tiers = batch.segments
+    if tiers is None or tiers.stats is None:
+        raise ValueError("the batch has no segments or no statistics")
+    closed = int(tiers.counts[0])
+    others = SINK_TOKENS + int(batch.kv_lengths[0]) - closed * (SEGMENT_TOKENS - OUTLIERS)
+    return (tiers.stats[0, :, ATTENTION_STATS.index("exact_tokens")] - others) / UNIT_TOKENS
+
+
+def _model(kernels: Kernels, heads: HeadShape, layers: int, positions: int) -> DecodeModel:
     """Weights of zero, biases that are the queries, no rotation: attention alone takes time."""
-    rope = RopeTable(torch.ones(length + 1, heads.head_dim // 2), torch.zeros(length + 1, heads.head_dim // 2))
+    half = heads.head_dim // 2
+    rope = RopeTable(torch.ones(positions, half), torch.zeros(positions, half))
     columns = heads.num_q_heads * heads.head_dim
     narrow, ones = kernels.pack_int8(torch.zeros(_HIDDEN, _HIDDEN)), torch.ones(_HIDDEN)
     qkv, o = (
         kernels.pack_int8(torch.zeros(heads.qkv_columns, _HIDDEN)),
         kernels.pack_int8(torch.zeros(_HIDDEN, columns)),
     )
-    q = _queries(heads, layers, length)
+    q = _queries(heads, layers)
 
     def bias(layer: int) -> torch.Tensor:
         return torch.cat([q[layer], torch.zeros(heads.qkv_columns - columns)])
@@ -253,28 +286,20 @@ def _dense_bytes(setup: Setup, batch: RaggedBatch) -> int:
 
 def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:
     figures = {"read_gb_s": calibrate(threads, 0.3).read_gb_s}
-    sparse = AttentionPolicy(dense_layers=0)
     for setup in setups:
         for name, length in LENGTHS.items():
             plan, key = setup.plan[name], setup.prefix
-            dense_batch, batch = setup.batch(length, replace(sparse, sparse=False)), setup.batch(length, sparse)
-            idle_s = _step_s(setup, plan, setup.batch(1, sparse), 15)
+            dense_batch, batch = setup.batch(length, replace(_SPARSE, sparse=False)), setup.batch(length, _SPARSE)
+            idle_s = _step_s(setup, plan, setup.batch(1, _SPARSE), 15)
             dense_s = _step_s(setup, plan, dense_batch, 3) - idle_s
             hybrid_s = _step_s(setup, plan, batch, 9) - idle_s
             figures[f"{key}vs_dense_int8_{name}"] = dense_s / hybrid_s
             figures[f"{key}hybrid_{name}_us"] = hybrid_s / setup.layers * 1e6
             share = _dense_bytes(setup, dense_batch) / dense_s / 1e9 / figures["read_gb_s"]
             figures[f"{key}dense_bandwidth_share" + ("_32k" if name == "32k" else "")] = share
-            figures |= {f"{key}{part}_{name}": value for part, value in _read(batch).items()}
+            figures[f"{key}units_{name}"] = float(_units_read(batch).mean())
             figures |= {f"{key}{part}_{name}_share": value for part, value in _parts(setup, plan, batch).items()}
     return figures
-
-
-def _read(batch: RaggedBatch) -> dict[str, float]:
-    """Tokens read exactly by a KV head, mean over the layers of the last step."""
-    if batch.segments is None or batch.segments.stats is None:
-        return {}
-    return {"exact_tokens": float(batch.segments.stats[0, :, ATTENTION_STATS.index("exact_tokens")].mean())}
 
 
 def _parts(setup: Setup, plan: DecodePlan, batch: RaggedBatch) -> dict[str, float]:

@@ -41,7 +41,7 @@ class Unit:
 def units(machine: str) -> list[Unit]:
     """What to compile for a kind of CPU (`platform.machine()`)."""
     common = ["api", "attention", "packing", "rows", "step", "tier_prefill", "tier_close", "tier_decode"]
-    common += ["tier_select", "tier_choose", "isa_generic", "tier_generic"]
+    common += ["tier_plan", "tier_select", "tier_choose", "tier_merge", "isa_generic", "tier_generic"]
     out = [Unit(f"{name}.c", name) for name in common]
     out += [_record_unit("portable")]
     if machine in {"x86_64", "AMD64"}:

@@ -173,15 +173,17 @@ static inline int phase_take(phase *p, int total) { /* an item, or `total` */
 
 static inline void phase_done(phase *p) { atomic_fetch_add_explicit(&p->done, 1, memory_order_release); }
 
-static inline void phase_wait(phase *p, int total) {
-    for (int spins = 1; atomic_load_explicit(&p->done, memory_order_acquire) < total; spins++) {
+static inline void spin(int spins) { /* one round of waiting for another thread */
 #if defined(__x86_64__)
-        __builtin_ia32_pause();
+    __builtin_ia32_pause();
 #elif defined(__aarch64__)
-        __asm__ volatile("yield");
+    __asm__ volatile("yield");
 #endif
-        if (spins % 16384 == 0) sched_yield(); /* more threads than cores */
-    }
+    if (spins % 16384 == 0) sched_yield(); /* more threads than cores */
+}
+
+static inline void phase_wait(phase *p, int total) {
+    for (int spins = 1; atomic_load_explicit(&p->done, memory_order_acquire) < total; spins++) spin(spins);
 }
 
 #define PHASE_ITEMS(phase, item, total) /* the loop over this thread's items */                                 \
@@ -236,7 +238,7 @@ int window_is_kept(const batch *rows, int window); /* no block that a row's wind
 int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* and one row a sequence */
 
 /* tier_decode.c: the same for batches with closed segments. Memory of tier_bytes is laid out once a step. */
-enum { TIER_EXACT, TIER_OPEN, TIER_UNITS, TIER_SELECT, TIER_FAR, TIER_PHASES };
+enum { TIER_EXACT, TIER_UNITS, TIER_FAR, TIER_PHASES };
 
 int64_t tier_bytes(const batch *rows, const heads *shape, int threads);
 void tier_open(const batch *rows, const heads *shape, int threads, uint8_t *memory);

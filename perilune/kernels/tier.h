@@ -50,8 +50,11 @@ struct tier_ops {
                       int64_t stride);
     /* z = 2^(z - max), 0 where that is below 2^-126; adds the weights to 16 lanes. n is a multiple of 8. */
     void (*exponents)(float *z, int n, float max, float *lanes);
-    /* mass[i] = sum over rows of factor[row] * e[row * stride + i]. */
-    void (*mass)(const float *e, int64_t stride, int rows, const float *factor, int n, float *mass);
+    float (*largest)(const float *x, int n); /* n is a multiple of 8 */
+    /* mass[i] = sum over rows of factor[row] * e[row * stride + i], added to 16 lanes. n is a multiple of 16. */
+    void (*mass)(const float *e, int64_t stride, int rows, const float *factor, int n, float *mass, float *lanes);
+    /* out[i] += sum over parts of factors[p] * acc[p * dim + i] */
+    void (*combine)(const float *acc, const float *factors, int parts, int dim, float *out);
     /* sum of w * log2(w), 0 for 0. n is a multiple of 8. */
     float (*log_moment)(const float *w, int n);
 };

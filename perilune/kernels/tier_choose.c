@@ -1,4 +1,5 @@
 /* The largest entries of a row of masses, without sorting it: a histogram finds the border, only the border is sorted. */
+#include <float.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,25 +31,25 @@ typedef struct border { /* whole buckets before `bucket`, and of it the entries 
 } border;
 
 static int short_of(const choice *want, int taken, float mass) {
-    return taken < want->least || (mass < want->share && taken < want->most);
+    return taken < want->least || (mass < want->share * want->sum && taken < want->most);
 }
 
-static border find_border(const float *mass, int n, const choice *want, int32_t top, ranked *space) {
+static border find_border(const ranked *from, int n, const choice *want, int32_t top, ranked *space) {
     int counts[BUCKETS] = {0}, taken = 0, count = 0, b = 0;
     float masses[BUCKETS] = {0}, sum = 0.0f;
     for (int i = 0; i < n; i++) {
-        int at = bucket_of(top, mass[i]);
+        int at = bucket_of(top, from[i].mass);
         counts[at]++;
-        masses[at] += mass[i];
+        masses[at] += from[i].mass;
     }
     for (; b < BUCKETS; taken += counts[b], sum += masses[b], b++) {
         int after = taken + counts[b];
-        if (after > want->least && (after > want->most || sum + masses[b] >= want->share)) break;
+        if (after > want->least && (after > want->most || sum + masses[b] >= want->share * want->sum)) break;
     }
     border out = {b, {0.0f, -1}};
     if (b == BUCKETS) return out;
     for (int i = 0; i < n; i++)
-        if (bucket_of(top, mass[i]) == b) space[count++] = (ranked){mass[i], i};
+        if (bucket_of(top, from[i].mass) == b) space[count++] = from[i];
     if (b < BUCKETS - 1) qsort(space, (size_t)count, sizeof *space, by_mass);
     for (int i = 0; i < count && short_of(want, taken, sum); i++, taken++) {
         sum += space[i].mass;
@@ -57,21 +58,34 @@ static border find_border(const float *mass, int n, const choice *want, int32_t 
     return out;
 }
 
-/* Indices, ascending, of the fewest entries that hold `share`, at least `least` and at most `most`; returns how many. */
-int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out) {
-    float largest = 0.0f;
-    for (int i = 0; i < n; i++) largest = mass[i] > largest ? mass[i] : largest;
-    want.most = want.most < n ? want.most : n;
-    want.least = want.least < want.most ? want.least : want.most;
-    int32_t top = float_bits(largest);
-    border end = find_border(mass, n, &want, top, space);
+/* Entries of at least `limit`, in order; returns how many. */
+static int take_from(const float *mass, int n, float limit, ranked *out) {
     int count = 0;
     for (int i = 0; i < n; i++) {
-        int at = bucket_of(top, mass[i]);
-        int tied = at == end.bucket && i <= end.last.index && (at == BUCKETS - 1 || mass[i] == end.last.mass);
-        int larger = at == end.bucket && at < BUCKETS - 1 && end.last.index >= 0 && mass[i] > end.last.mass;
-        out[count] = i;
-        count += at < end.bucket || tied || larger;
+        out[count] = (ranked){mass[i], i};
+        count += mass[i] >= limit;
     }
     return count;
+}
+
+int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out) {
+    /* All entries below the first limit together hold less than what may be left out. */
+    int count = take_from(mass, n, (1.0f - want.share) * want.sum / (float)n + FLT_MIN, space);
+    if (count < want.least) count = take_from(mass, n, FLT_MIN, space);
+    float largest = 0.0f;
+    for (int i = 0; i < count; i++) largest = space[i].mass > largest ? space[i].mass : largest;
+    want.most = want.most < count ? want.most : count;
+    want.least = want.least < want.most ? want.least : want.most;
+    int32_t top = float_bits(largest);
+    border end = find_border(space, count, &want, top, space + n);
+    int chosen = 0;
+    for (int i = 0; i < count; i++) {
+        ranked entry = space[i];
+        int at = bucket_of(top, entry.mass), inside = at == end.bucket && end.last.index >= 0;
+        int tied = inside && entry.index <= end.last.index && (at == BUCKETS - 1 || entry.mass == end.last.mass);
+        int larger = inside && at < BUCKETS - 1 && entry.mass > end.last.mass;
+        out[chosen] = entry.index;
+        chosen += at < end.bucket || tied || larger;
+    }
+    return chosen;
 }

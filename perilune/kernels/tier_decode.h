@@ -28,22 +28,24 @@ typedef struct ranked {
 } ranked;
 
 typedef struct choice {
-    float share;
+    float sum, share;
     int32_t least, most;
 } choice;
 
-/* Scores and choice of one (sequence, KV head); rows are the head's queries. */
+/* Scores and choice of one (sequence, KV head); rows are the head's queries. A group that is opened is one of 16 units
+ * whose units are scored; with one level all are. Units are numbered 128 * segment + u, groups 8 * segment + g. */
 typedef struct head_state {
-    float *units;  /* [rows][unit_stride]: scores, later weights 2^(score - top) of what isn't selected */
-    float *groups; /* [rows][group_stride], the same of groups that aren't opened */
-    float *spare;  /* [rows][group_stride] */
-    float *mass;   /* of candidates */
-    float *top;    /* [rows]: what weights refer to */
-    int32_t *ids;  /* of candidates: unit 128 * segment + u */
-    int32_t *open; /* groups 8 * segment + g whose units are scored */
+    float *units;    /* [rows][unit_stride]: scores, later weights 2^(score - top) of what isn't selected */
+    float *groups;   /* [rows][group_stride], the same of groups that aren't opened */
+    float *spare;    /* [rows][group_stride] */
+    float *mass;     /* of candidates */
+    float *top;      /* [rows]: what weights refer to */
+    int32_t *open;   /* groups opened */
     int32_t *chosen; /* units read exactly */
     ranked *space;
     int32_t num_open, num_chosen, unit_stride, group_stride;
+    atomic_int done[TIER_FAR];  /* parts of the layer's phases so far */
+    atomic_int ready[TIER_FAR]; /* 1 + the last layer whose phase's outcome is there: groups opened, units chosen */
 } head_state;
 
 enum { SUM_MAX, SUM_WEIGHT, SUM_MOMENT, SUM_BORDER, SUM_TOKENS, SUMS };
@@ -63,12 +65,21 @@ typedef struct tier_memory {
     int64_t thread_bytes;
 } tier_memory;
 
-int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out);
+/* tier_plan.c */
 tier_plan tier_plan_of(const decode_job *job, int sequence);
+tier_rows tier_open_rows(const decode_job *job, int sequence, int head, int thread); /* no sums yet */
+void tier_fix_queries(tier_rows *rows);                                              /* for the index */
+void tier_store_rows(const decode_job *job, int sequence, int head, int part, const tier_rows *rows, int tokens);
+int64_t tier_now_ns(const decode_job *job); /* 0 unless somebody asked */
+void tier_add_time(const decode_job *job, int part, int64_t since_ns);
+
+/* tier_choose.c: indices, ascending, of the fewest entries that hold `share` of the masses' `sum`, from `least` to `most`,
+ * zeros never; returns how many */
+int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out);
 
 /* tier_select.c: over the index alone, no payload */
-void tier_open_groups(const decode_job *job, int sequence, int head);
-void tier_choose_units(const decode_job *job, int sequence, int head);
+void tier_open_groups(const decode_job *job, const tier_plan *plan, int sequence, int head);
+void tier_choose_units(const decode_job *job, const tier_plan *plan, int sequence, int head);
 
 static inline tier_memory *tier_memory_of(const decode_job *job) { return (tier_memory *)job->tiers; }
 
@@ -89,6 +100,18 @@ static inline int units_in(const decode_job *job, const uint8_t *summary, int gr
     int count = GROUP_UNITS;
     while (count > 0 && n[count - 1] == 0) count--;
     return count;
+}
+
+static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+static inline int smaller(int a, int b) { return a < b ? a : b; }
+
+static inline int exact_parts(const tier_plan *plan) { return plan->near + plan->outlier + plan->whole; }
+
+static inline int parts_of(const tier_plan *plan) { return exact_parts(plan) + plan->selected + plan->mean; }
+
+static inline int64_t part_index(const decode_job *job, const tier_sequence *at, int head, int part) {
+    return (int64_t)head * (job->shape->num_q_heads / job->shape->num_kv_heads) * at->capacity + part;
 }
 
 static inline int group_rows(const heads *shape) { return shape->num_q_heads / shape->num_kv_heads; }

@@ -5,10 +5,30 @@
 #include "lanes.h"
 #include "tier.h"
 
-static void row_mass(const float *e, int64_t stride, int rows, const float *factor, int n, float *mass) {
-    for (int i = 0; i < n; i++) mass[i] = factor[0] * e[i];
-    for (int r = 1; r < rows; r++)
-        for (int i = 0; i < n; i++) mass[i] += factor[r] * e[r * stride + i];
+static float row_largest(const float *x, int n) {
+    float lanes[8];
+    memcpy(lanes, x, sizeof lanes);
+    for (int i = 8; i < n; i += 8)
+        for (int j = 0; j < 8; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+    for (int j = 1; j < 8; j++) lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
+    return lanes[0];
+}
+
+static void row_mass(const float *e, int64_t stride, int rows, const float *factor, int n, float *mass, float *lanes) {
+    for (int i = 0; i < n; i += LANES) {
+        float sum[LANES] = {0};
+        for (int r = 0; r < rows; r++)
+            for (int j = 0; j < LANES; j++) sum[j] += factor[r] * e[r * stride + i + j];
+        for (int j = 0; j < LANES; j++) {
+            mass[i + j] = sum[j];
+            lanes[j] += sum[j];
+        }
+    }
+}
+
+static void row_combine(const float *acc, const float *factors, int parts, int dim, float *out) {
+    for (int p = 0; p < parts; p++, acc += dim)
+        for (int i = 0; factors[p] > 0.0f && i < dim; i++) out[i] += factors[p] * acc[i];
 }
 
 static float row_log_moment(const float *w, int n) {
@@ -21,6 +41,7 @@ static float row_log_moment(const float *w, int n) {
     return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-#define TIER_ROWWISE_OPS .mass = row_mass, .log_moment = row_log_moment
+#define TIER_ROWWISE_OPS                                                                                        \
+    .largest = row_largest, .mass = row_mass, .combine = row_combine, .log_moment = row_log_moment
 
 #endif

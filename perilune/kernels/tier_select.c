@@ -15,100 +15,74 @@ static float exact_sum(const tier_sequence *at, const tier_plan *plan, int q_hea
     return total;
 }
 
-static float largest(const float *x, int n) {
-    float lanes[8];
-    for (int j = 0; j < 8; j++) lanes[j] = MASKED;
-    for (int i = 0; i < n; i += 8)
-        for (int j = 0; j < 8; j++) lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
-    for (int j = 1; j < 8; j++) lanes[0] = lanes[j] > lanes[0] ? lanes[j] : lanes[0];
-    return lanes[0];
-}
-
-static float lanes_total(const float *lanes) {
-    float total = 0.0f;
-    for (int j = 0; j < SUM_LANES; j++) total += lanes[j];
-    return total;
-}
-
-void tier_open_groups(const decode_job *job, int sequence, int head) {
+void tier_open_groups(const decode_job *job, const tier_plan *plan, int sequence, int head) {
     const tier_ops *ops = job->ctx->ops->tiers;
-    tier_plan plan = tier_plan_of(job, sequence);
     tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
     head_state *state = &at->heads[head];
-    int rows = group_rows(job->shape), n = plan.far * SEGMENT_GROUPS, count = 0;
-    float factor[rows], far = 0.0f;
+    int rows = group_rows(job->shape), n = plan->far * SEGMENT_GROUPS;
+    float factor[rows], lanes[SUM_LANES] = {0};
     for (int r = 0; r < rows; r++) {
         float *z = state->groups + (int64_t)r * state->group_stride, *e = state->spare + (int64_t)r * state->group_stride;
-        float top = largest(z, n), lanes[SUM_LANES] = {0};
-        float exact = exact_sum(at, &plan, head * rows + r, &top);
+        float top = ops->largest(z, n), sums[SUM_LANES] = {0};
+        float exact = exact_sum(at, plan, head * rows + r, &top);
         memcpy(e, z, sizeof(float) * (size_t)n);
-        ops->exponents(e, n, top, lanes);
-        factor[r] = 1.0f / (exact + lanes_total(lanes));
+        ops->exponents(e, n, top, sums);
+        factor[r] = 1.0f / (exact + add_lanes(sums));
     }
-    ops->mass(state->spare, state->group_stride, rows, factor, n, state->mass);
-    for (int g = 0; g < n; g++)
-        if (state->groups[g] > MASKED) {
-            state->ids[count] = g;
-            state->mass[count] = state->mass[g];
-            far += state->mass[count++];
-        }
-    choice want = {plan.policy->group_share * far, 1, count};
-    state->num_open = choose_largest(state->mass, count, want, state->space, state->open);
-    for (int i = 0; i < state->num_open; i++) {
-        state->open[i] = state->ids[state->open[i]];
+    int even = n / SUM_LANES * SUM_LANES; /* a segment has 8 groups */
+    ops->mass(state->spare, state->group_stride, rows, factor, even, state->mass, lanes);
+    for (int g = even; g < n; g++) {
+        state->mass[g] = 0.0f;
+        for (int r = 0; r < rows; r++) state->mass[g] += factor[r] * state->spare[(int64_t)r * state->group_stride + g];
+        lanes[g - even] += state->mass[g];
+    }
+    choice want = {add_lanes(lanes), plan->policy->group_share, 1, n};
+    state->num_open = choose_largest(state->mass, n, want, state->space, state->open);
+    for (int i = 0; i < state->num_open; i++)
         for (int r = 0; r < rows; r++) state->groups[(int64_t)r * state->group_stride + state->open[i]] = MASKED;
-    }
 }
 
-/* Scores to weights; returns the estimated mass of the groups not opened. Factors turn weights into mass. */
-static float weigh(const decode_job *job, const tier_plan *plan, int sequence, int head, float *factor) {
+/* One row's scores to weights; returns what turns weights into mass. `shut` gets the mass of the groups not opened. */
+static float weigh(const decode_job *job, const tier_plan *plan, const tier_sequence *at, int head, int row, float *shut) {
+    const tier_ops *ops = job->ctx->ops->tiers;
+    head_state *state = &at->heads[head];
+    int units = plan->far * SEGMENT_UNITS, groups = plan->far * SEGMENT_GROUPS;
+    float *z = state->units + (int64_t)row * state->unit_stride, *zg = state->groups + (int64_t)row * state->group_stride;
+    float lanes[SUM_LANES] = {0}, shut_lanes[SUM_LANES] = {0}, top = MASKED;
+    if (plan->two_level) top = ops->largest(zg, groups);
+    else top = ops->largest(z, units);
+    for (int i = 0; plan->two_level && i < state->num_open; i++) {
+        float largest = ops->largest(z + state->open[i] * GROUP_UNITS, GROUP_UNITS);
+        top = largest > top ? largest : top;
+    }
+    float exact = exact_sum(at, plan, head * group_rows(job->shape) + row, &top);
+    if (plan->two_level) ops->exponents(zg, groups, top, shut_lanes);
+    else ops->exponents(z, units, top, lanes);
+    for (int i = 0; plan->two_level && i < state->num_open; i++)
+        ops->exponents(z + state->open[i] * GROUP_UNITS, GROUP_UNITS, top, lanes);
+    state->top[row] = top;
+    float shut_sum = add_lanes(shut_lanes), factor = 1.0f / (exact + add_lanes(lanes) + shut_sum);
+    *shut += shut_sum * factor;
+    return factor;
+}
+
+void tier_choose_units(const decode_job *job, const tier_plan *plan, int sequence, int head) {
     const tier_ops *ops = job->ctx->ops->tiers;
     tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
     head_state *state = &at->heads[head];
-    int rows = group_rows(job->shape), units = plan->far * SEGMENT_UNITS, groups = plan->far * SEGMENT_GROUPS;
-    float shut = 0.0f;
-    for (int r = 0; r < rows; r++) {
-        float *z = state->units + (int64_t)r * state->unit_stride, *zg = state->groups + (int64_t)r * state->group_stride;
-        float top = MASKED, lanes[SUM_LANES] = {0}, shut_lanes[SUM_LANES] = {0};
-        if (plan->two_level) {
-            top = largest(zg, groups);
-            for (int i = 0; i < state->num_open; i++) {
-                float group_top = largest(z + state->open[i] * GROUP_UNITS, GROUP_UNITS);
-                top = group_top > top ? group_top : top;
-            }
-        } else top = largest(z, units);
-        float exact = exact_sum(at, plan, head * rows + r, &top);
-        if (plan->two_level) {
-            ops->exponents(zg, groups, top, shut_lanes);
-            for (int i = 0; i < state->num_open; i++)
-                ops->exponents(z + state->open[i] * GROUP_UNITS, GROUP_UNITS, top, lanes);
-        } else ops->exponents(z, units, top, lanes);
-        state->top[r] = top;
-        factor[r] = 1.0f / (exact + lanes_total(lanes) + lanes_total(shut_lanes));
-        shut += lanes_total(shut_lanes) * factor[r];
-    }
-    return shut;
-}
-
-void tier_choose_units(const decode_job *job, int sequence, int head) {
-    const tier_ops *ops = job->ctx->ops->tiers;
-    tier_plan plan = tier_plan_of(job, sequence);
-    head_state *state = &tier_memory_of(job)->sequences[sequence].heads[head];
-    int rows = group_rows(job->shape), opened = plan.two_level ? state->num_open : plan.far * SEGMENT_GROUPS, count = 0;
-    float factor[rows], far = weigh(job, &plan, sequence, head, factor);
-    for (int i = 0; i < opened; i++) {
-        int group = plan.two_level ? state->open[i] : i;
-        int present = units_in(job, summary_of(job, sequence, head, group / SEGMENT_GROUPS), group % SEGMENT_GROUPS);
-        ops->mass(state->units + group * GROUP_UNITS, state->unit_stride, rows, factor, GROUP_UNITS, state->mass + count);
-        for (int u = 0; u < present; u++, count++) {
-            state->ids[count] = group * GROUP_UNITS + u;
-            far += state->mass[count];
-        }
-    }
-    choice want = {plan.policy->top_p * far, plan.least, plan.most};
+    int rows = group_rows(job->shape), count = (plan->two_level ? state->num_open * GROUP_UNITS : plan->far * SEGMENT_UNITS);
+    float factor[rows], shut = 0.0f, lanes[SUM_LANES] = {0};
+    for (int r = 0; r < rows; r++) factor[r] = weigh(job, plan, at, head, r, &shut);
+    if (!plan->two_level) ops->mass(state->units, state->unit_stride, rows, factor, count, state->mass, lanes);
+    for (int i = 0; plan->two_level && i < state->num_open; i++)
+        ops->mass(state->units + state->open[i] * GROUP_UNITS, state->unit_stride, rows, factor, GROUP_UNITS,
+                  state->mass + i * GROUP_UNITS, lanes);
+    choice want = {shut + add_lanes(lanes), plan->policy->top_p, plan->least, plan->most};
     state->num_chosen = choose_largest(state->mass, count, want, state->space, state->chosen);
     for (int i = 0; i < state->num_chosen; i++) {
-        int unit = state->chosen[i] = state->ids[state->chosen[i]];
+        int unit = state->chosen[i];
+        if (plan->two_level) unit = state->open[unit / GROUP_UNITS] * GROUP_UNITS + unit % GROUP_UNITS;
+        state->chosen[i] = unit;
         for (int r = 0; r < rows; r++) state->units[(int64_t)r * state->unit_stride + unit] = 0.0f;
     }
 }

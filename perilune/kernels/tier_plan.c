@@ -1,0 +1,200 @@
+/* How each sequence of a decode batch is read in a layer, and the memory that a step needs for it. */
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#include "lanes.h"
+#include "tier_decode.h"
+
+#define LOG2_E 1.44269504f
+#define NEAR_SEGMENT_PARTS (SEGMENT_TOKENS / PART_TOKENS)
+
+static int bounded(int x, int most) { return x < 0 ? 0 : smaller(x, most); }
+
+/* --------------------------------------------------------------------------------------------------- plans */
+
+static int is_dense(const tier_plan *plan, int layer) {
+    const attention_policy *policy = plan->policy;
+    int limit = policy->dense_tokens;
+    if (layer < policy->dense_layers && policy->dense_layer_tokens > limit) limit = policy->dense_layer_tokens;
+    return !policy->sparse || plan->length <= limit;
+}
+
+static void plan_far(tier_plan *plan, int layer) {
+    const attention_policy *policy = plan->policy;
+    int times = layer < policy->dense_layers ? 4 : 1;
+    int before = plan->length - policy->window_tokens;
+    plan->far = is_dense(plan, layer) || before < 0 ? 0 : smaller(before / SEGMENT_TOKENS, plan->closed);
+    plan->two_level = plan->far > 0 && plan->length >= policy->two_level_tokens;
+    int units = plan->far * SEGMENT_UNITS, fixed = policy->top_p >= 1.0f;
+    plan->least = times * bounded(fixed ? policy->topk_units : policy->min_units, units);
+    plan->most = times * bounded(fixed ? policy->topk_units : policy->max_units, units);
+    plan->outlier = ceil_div(plan->closed, PART_SEGMENTS);
+    plan->whole = (plan->closed - plan->far) * WHOLE_PARTS;
+    plan->selected = plan->far ? ceil_div(smaller(plan->most, units), PART_UNITS) : 0;
+    plan->mean = ceil_div(plan->far, PART_SEGMENTS);
+}
+
+tier_plan tier_plan_of(const decode_job *job, int sequence) {
+    const segments *closed = job->rows->closed;
+    int length = job->rows->kv_lengths[sequence], last = ceil_div(length, PART_TOKENS);
+    tier_plan plan = {.policy = &closed->policies[sequence], .length = length};
+    if (job->window > 0 || closed->counts[sequence] == 0) {
+        plan.first_near = job->window > 0 && length > job->window ? (length - job->window) / PART_TOKENS : 0;
+        plan.near = last - plan.first_near;
+        return plan;
+    }
+    plan.closed = closed->counts[sequence];
+    plan.first_near = plan.closed * NEAR_SEGMENT_PARTS;
+    plan.near = 1 + last - plan.first_near;
+    plan_far(&plan, job->layer);
+    return plan;
+}
+
+/* -------------------------------------------------------------------------------------------------- memory */
+
+static int64_t take(uint8_t **memory, int64_t bytes) { /* moves on to the next piece; returns its rounded size */
+    bytes = (bytes + 63) / 64 * 64;
+    *memory += bytes;
+    return bytes;
+}
+
+static int64_t padded_dim(const heads *shape) { return (shape->head_dim + 63) / 64 * 64; }
+
+/* Parts that a sequence may have, whatever its layers do. Memory that isn't used costs nothing. */
+static int capacity_of(const batch *rows, int sequence) {
+    int closed = rows->closed->counts[sequence], near = ceil_div(rows->kv_lengths[sequence], PART_TOKENS) + 1;
+    return near + closed * (WHOLE_PARTS + 2 + SEGMENT_UNITS / PART_UNITS);
+}
+
+static uint8_t *lay_out_head(head_state *state, int rows, int closed, uint8_t *at) {
+    int units = closed * SEGMENT_UNITS, groups = closed * SEGMENT_GROUPS;
+    head_state out = {.unit_stride = units, .group_stride = groups};
+    void **places[] = {(void **)&out.units, (void **)&out.groups, (void **)&out.spare, (void **)&out.mass, (void **)&out.top,
+                       (void **)&out.open, (void **)&out.chosen, (void **)&out.space};
+    int64_t sizes[] = {4 * (int64_t)rows * units, 4 * (int64_t)rows * groups, 4 * (int64_t)rows * groups,
+                       4 * (int64_t)units, 4 * (int64_t)rows, 4 * (int64_t)groups, 4 * (int64_t)(units + 1),
+                       (int64_t)sizeof(ranked) * (2 * units + 1)};
+    for (int i = 0; i < 8; i++) {
+        *places[i] = at;
+        take(&at, sizes[i]);
+    }
+    if (state) *state = out;
+    return at;
+}
+
+/* Hand out the pieces of one allocation; with `memory` NULL only count its bytes. */
+static int64_t lay_out(const batch *rows, const heads *shape, int threads, uint8_t *memory) {
+    uint8_t *at = memory;
+    tier_memory *all = (tier_memory *)memory, unused;
+    take(&at, sizeof *all);
+    if (!memory) all = &unused;
+    all->sequences = (tier_sequence *)at;
+    take(&at, (int64_t)sizeof(tier_sequence) * rows->num_sequences);
+    for (int s = 0; s < rows->num_sequences; s++) {
+        tier_sequence out = {.capacity = capacity_of(rows, s)};
+        int64_t parts = (int64_t)shape->num_q_heads * out.capacity;
+        out.heads = (head_state *)at;
+        take(&at, (int64_t)sizeof(head_state) * shape->num_kv_heads);
+        for (int h = 0; h < shape->num_kv_heads; h++)
+            at = lay_out_head(memory ? &out.heads[h] : NULL, group_rows(shape), rows->closed->counts[s], at);
+        out.acc = (float *)at;
+        take(&at, 4 * parts * shape->head_dim);
+        for (int i = 0; i < SUMS; i++) {
+            out.sums[i] = (float *)at;
+            take(&at, 4 * parts);
+        }
+        out.stats = (float *)at;
+        take(&at, 4 * STATS * (int64_t)shape->num_q_heads);
+        if (memory) all->sequences[s] = out;
+    }
+    int64_t group = group_rows(shape);
+    all->thread_bytes = (group * (padded_dim(shape) * 10 + 4 * SUM_LANES * 2 + 64) + 1024) / 64 * 64;
+    all->scratch = at;
+    take(&at, all->thread_bytes * threads);
+    return at - memory;
+}
+
+int64_t tier_bytes(const batch *rows, const heads *shape, int threads) { return lay_out(rows, shape, threads, NULL); }
+
+void tier_open(const batch *rows, const heads *shape, int threads, uint8_t *memory) {
+    lay_out(rows, shape, threads, memory);
+}
+
+/* ---------------------------------------------------------------------------------------------------- rows */
+
+static tier_rows open_memory(const decode_job *job, int thread) {
+    const tier_memory *all = tier_memory_of(job);
+    uint8_t *at = all->scratch + all->thread_bytes * thread;
+    tier_rows out = {.rows = group_rows(job->shape), .dim = job->shape->head_dim, .padded = (int)padded_dim(job->shape)};
+    int64_t rows = out.rows, lanes = 4 * rows * SUM_LANES, bytes = rows * out.padded;
+    void **places[] = {(void **)&out.q, (void **)&out.acc, (void **)&out.high, (void **)&out.low, (void **)&out.sum,
+                       (void **)&out.moment, (void **)&out.step, (void **)&out.total, (void **)&out.max};
+    int64_t sizes[] = {4 * bytes, 4 * bytes, bytes, bytes, lanes, lanes, 4 * rows, 4 * rows, 4 * rows};
+    for (int i = 0; i < 9; i++) {
+        *places[i] = at;
+        take(&at, sizes[i]);
+    }
+    return out;
+}
+
+static void clear_sums(tier_rows *rows) {
+    memset(rows->acc, 0, sizeof(float) * (size_t)(rows->rows * rows->padded));
+    memset(rows->sum, 0, sizeof(float) * (size_t)(rows->rows * SUM_LANES));
+    memset(rows->moment, 0, sizeof(float) * (size_t)(rows->rows * SUM_LANES));
+    for (int r = 0; r < rows->rows; r++) rows->max[r] = MASKED;
+}
+
+tier_rows tier_open_rows(const decode_job *job, int sequence, int head, int thread) {
+    tier_rows out = open_memory(job, thread);
+    const uint16_t *q = job->q + ((int64_t)sequence * job->shape->num_q_heads + head * out.rows) * out.dim;
+    job->ctx->ops->to_float(q, (int64_t)out.rows * out.dim, out.q);
+    for (int i = 0; i < out.rows * out.dim; i++) out.q[i] *= job->shape->scale * LOG2_E;
+    clear_sums(&out);
+    return out;
+}
+
+void tier_fix_queries(tier_rows *rows) { /* two signed bytes each */
+    for (int r = 0; r < rows->rows; r++) {
+        const float *q = rows->q + r * rows->dim;
+        int8_t *high = rows->high + r * rows->padded, *low = rows->low + r * rows->padded;
+        float peak = 0.0f;
+        for (int d = 0; d < rows->dim; d++) peak = fabsf(q[d]) > peak ? fabsf(q[d]) : peak;
+        float inverse = peak > 0.0f ? 32512.0f / peak : 0.0f;
+        int32_t total = 0;
+        for (int d = 0; d < rows->dim; d++) {
+            float shifted = q[d] * inverse + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest integer */
+            int32_t x = (int32_t)(shifted - 12582912.0f);
+            high[d] = (int8_t)((x + 128) >> 8);
+            low[d] = (int8_t)(x & 255);
+            total += x;
+        }
+        rows->step[r] = peak / 32512.0f;
+        rows->total[r] = total;
+    }
+}
+
+void tier_store_rows(const decode_job *job, int sequence, int head, int part, const tier_rows *rows, int tokens) {
+    const tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
+    int64_t index = part_index(job, at, head, part);
+    for (int r = 0; r < rows->rows; r++, index += at->capacity) {
+        memcpy(at->acc + index * rows->dim, rows->acc + r * rows->padded, sizeof(float) * (size_t)rows->dim);
+        at->sums[SUM_MAX][index] = rows->max[r];
+        at->sums[SUM_WEIGHT][index] = add_lanes(rows->sum + r * SUM_LANES);
+        at->sums[SUM_MOMENT][index] = add_lanes(rows->moment + r * SUM_LANES);
+        at->sums[SUM_BORDER][index] = 0.0f;
+        at->sums[SUM_TOKENS][index] = (float)tokens;
+    }
+}
+
+int64_t tier_now_ns(const decode_job *job) {
+    if (!job->rows->closed->part_ns) return 0;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+void tier_add_time(const decode_job *job, int part, int64_t since_ns) {
+    int64_t *total = job->rows->closed->part_ns;
+    if (total) __atomic_fetch_add(total + job->layer * TIMES + part, tier_now_ns(job) - since_ns, __ATOMIC_RELAXED);
+}
