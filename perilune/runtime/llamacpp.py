@@ -90,11 +90,6 @@ class LlamaCppRuntime:
 
     @property
     def tiers(self) -> None:
-        """Whole blocks only."""
-        return None
-
-    @property
-    def tiers(self) -> None:
         """llama.cpp keeps cells of its own; there are no segments to close."""
         return
 

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from perilune.errors import ConfigError, InternalError, Overloaded, UnsupportedM
 from perilune.runtime.mri import CancelFlag, StepAbandoned
 
 _LOG = logging.getLogger(__name__)
-_WARNING_LEVEL, _ERROR_LEVEL = 2, 3  # ggml_log_level
+_WARNING_LEVEL, _ERROR_LEVEL = 3, 4  # ggml_log_level
 _ABORTED = 2  # llama_decode
 
 OUTPUT_BYTES = 128 * 1024**2
@@ -52,7 +53,7 @@ def import_llama_cpp() -> Any:
             "torch.",
             param="runtime.backend",
         ) from None
-    _send_log(llama_cpp)
+    _log_of(llama_cpp)
     return llama_cpp
 
 
@@ -74,9 +75,14 @@ class LlamaContext:
         """
         self._library = library = import_llama_cpp()
         library.llama_backend_init()
+        log = _log_of(library)
+        log.errors.clear()
         self._model = library.llama_model_load_from_file(os.fsencode(path), library.llama_model_default_params())
         if not self._model:
-            raise UnsupportedModel(f"llama.cpp can't load {path.name}.", hint="Use runtime.backend torch.")
+            reason = log.errors[0].split(": ")[-1] if log.errors else "no reason given"
+            raise UnsupportedModel(
+                f"llama.cpp can't load {path.name}: {reason}.", hint="Use runtime.backend torch."
+            )
         self._sequences = self._count_sequences()
         self._context = library.llama_init_from_model(self._model, self._parameters(num_cells, max_rows, threads))
         if not self._context:
@@ -214,17 +220,24 @@ def _poll_of(library: Any) -> Any:
     return ctypes.cast(address, library.ggml_abort_callback)  # type: ignore[arg-type]
 
 
+class _Log:
+    """llama.cpp's log, as details of ours. It calls an abandoned step an error, so even errors are that; the last
+    ones are kept for whoever raises."""
+
+    def __init__(self, library: Any) -> None:
+        self.errors: deque[str] = deque(maxlen=8)
+        self._callback = library.llama_log_callback(self._take)  # C keeps no reference
+        library.llama_log_set(self._callback, None)
+
+    def _take(self, level: int, text: bytes, user_data: object) -> None:
+        line = text.decode(errors="replace").rstrip()
+        if level in (_WARNING_LEVEL, _ERROR_LEVEL):
+            _LOG.debug("%s", line)
+        if level == _ERROR_LEVEL:
+            self.errors.append(line)
+
+
 @functools.cache
-def _send_log(library: Any) -> Any:
-    """Once per process, as llama.cpp has one log for all models. The cache keeps the callback, C doesn't."""
-    callback = library.llama_log_callback(_log)
-    library.llama_log_set(callback, None)
-    return callback
-
-
-def _log(level: int, text: bytes, user_data: object) -> None:
-    """llama.cpp's warnings, such as those about every abandoned step, are details here; its errors are warnings."""
-    if level >= _WARNING_LEVEL:
-        _LOG.log(
-            logging.WARNING if level == _ERROR_LEVEL else logging.DEBUG, text.decode(errors="replace").rstrip()
-        )
+def _log_of(library: Any) -> _Log:
+    """One for the process, and for good: llama.cpp has one log for all models."""
+    return _Log(library)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,10 @@ def write_gguf(
     *,
     changes: dict[str, Any] | None = None,
     rope_divisors: Any = None,
+    merges: Sequence[str] = (),
 ) -> Path:
     """A `transformers` model as GGUF; matrices quantised as `kind`. `changes` overrides metadata keys.
+    llama.cpp wants at least one of `merges`.
 
     Returns the path; the weights as the file holds them are written back into `model`.
     """
@@ -56,7 +59,7 @@ def write_gguf(
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_merges([])
+    writer.add_token_merges(merges)
     state = model.state_dict()
     for name, value in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
