@@ -1,5 +1,5 @@
 # Works in .venv and needs only python3 (with venv), gcc and make. A second run is instant.
-.PHONY: setup demo test check format soak bench clean
+.PHONY: setup llamacpp demo test check format soak bench clean
 
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
@@ -14,6 +14,10 @@ $(STAMP): pyproject.toml constraints.txt perilune/kernels/build.py $(wildcard pe
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(PYTHON) -m perilune.kernels.build
 	touch $(STAMP)
+
+# The other model runtime (docs/mri.md). Built without OpenMP: a process bears one such runtime, and torch has it.
+llamacpp: setup
+	CMAKE_ARGS="-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF" $(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[llamacpp]'
 
 test: setup
 	$(PYTHON) -m pytest -m 'not soak'

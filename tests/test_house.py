@@ -36,6 +36,8 @@ TORCH_FREE = [
     "perilune.engine.loop",
     "perilune.engine.scheduler",
     "perilune.runtime.mri",
+    "perilune.runtime.mri_session",
+    "perilune.runtime.llamacpp",
     "perilune.runtime.kv.spec",
     "perilune.kernels.tiers",
     "perilune.memory.library",
@@ -108,14 +110,14 @@ def test_light_modules_load_without_torch() -> None:
 
 NAMES = {"python-multipart": "python_multipart", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
 NAMES |= {"pystemmer": "Stemmer", "charset-normalizer": "charset_normalizer"}
+NAMES |= {"llama-cpp-python": "llama_cpp"}
 
 
 def test_what_is_installed_is_what_is_imported() -> None:
     """Every run-time dependency is imported by the package, and nothing else that has to be installed."""
-    wanted = {
-        re.split(r"[\[<>=]", line, maxsplit=1)[0]
-        for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
+    wanted = {re.split(r"[\[<>=]", line, maxsplit=1)[0] for line in (*project["dependencies"], *extras)}
     imported = {
         name.split(".")[0]
         for path in PACKAGE.rglob("*.py")

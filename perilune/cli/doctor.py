@@ -70,7 +70,7 @@ def examine(settings: Settings) -> list[Check]:
     if isinstance(facts, Check):
         checks.append(facts)
     else:
-        checks += [_torch(facts), _kernels(facts), _openmp(facts)]
+        checks += [_torch(facts), _kernels(facts), *_backend(settings, facts), _openmp(facts)]
         if model is not None:
             checks += _fit(settings, facts)
     return [*checks, _disk(settings), _port(settings)]
@@ -108,6 +108,7 @@ def _probe(settings: Settings, model: ModelFiles | None) -> dict[str, Any] | Che
     path = str(model.path) if model else ""
     command = [sys.executable, "-m", "perilune.cli.probe", path]
     command += [settings.model.dtype, json.dumps(settings.model.decode_weights), settings.model.lora]
+    command.append(settings.runtime.backend)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)  # noqa: S603 - our own
     except subprocess.TimeoutExpired:
@@ -137,6 +138,16 @@ def _kernels(facts: dict[str, Any]) -> Check:
         )
     fix = f"{sys.executable} -m perilune.kernels.build"
     return Check("kernels", "warning", f"{facts['kernels']}: slower by several times.", fix)
+
+
+def _backend(settings: Settings, facts: dict[str, Any]) -> list[Check]:
+    """llama.cpp where it is asked for; our own runtime is what the checks before this one are about."""
+    if settings.runtime.backend == "torch":
+        return []
+    if "backend_error" in facts:
+        fix = "CMAKE_ARGS=-DGGML_OPENMP=OFF pip install 'perilune[llamacpp]'"
+        return [Check("backend", "failed", str(facts["backend_error"]), fix)]
+    return [Check("backend", "ok", str(facts["backend"]))]
 
 
 def _openmp(facts: dict[str, Any]) -> Check:

@@ -29,15 +29,17 @@ def mapped_openmp() -> list[str]:
 
 
 def probe(
-    model: Path | None, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None
+    model: Path | None, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None, backend: str
 ) -> dict[str, object]:
-    """Facts as JSON values. A model that can't be read gives `model_error` and `model_hint`."""
+    """Facts as JSON values. A model that can't be read gives `model_error` and `model_hint`, a backend that can't
+    be loaded `backend_error`."""
     import torch
 
     from perilune.kernels.select import load
 
     kernels = load(1)
-    found: dict[str, object] = {
+    found = _backend_facts(backend)  # before OpenMP runtimes are counted
+    found |= {
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "cuda_available": bool(torch.version.cuda) and torch.cuda.is_available(),
@@ -50,6 +52,17 @@ def probe(
         except PeriluneError as error:
             found |= {"model_error": error.message, "model_hint": error.hint}
     return found
+
+
+def _backend_facts(backend: str) -> dict[str, object]:
+    if backend != "llamacpp":
+        return {}
+    from perilune.runtime.llamacpp_library import describe_llama_cpp
+
+    try:
+        return {"backend": describe_llama_cpp()}
+    except PeriluneError as error:
+        return {"backend_error": error.message}
 
 
 def _model_facts(
@@ -69,12 +82,13 @@ def _model_facts(
 
 
 if __name__ == "__main__":
-    path, given_dtype, given_weights, adapter = sys.argv[1:5]
+    path, given_dtype, given_weights, adapter, given_backend = sys.argv[1:6]
     # The arguments are values of checked settings.
     facts = probe(
         Path(path) if path else None,
         "fp32" if given_dtype == "fp32" else "bf16",
         json.loads(given_weights),
         Path(adapter).expanduser() if adapter else None,
+        given_backend,
     )
     print(json.dumps(facts))

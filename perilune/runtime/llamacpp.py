@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from perilune.runtime.mri import (
     EvictReply,
     KVSummary,
     SequenceSlice,
+    StepAbandoned,
     StepPlan,
     StepResult,
 )
@@ -43,6 +44,9 @@ MIN_BATCH_ROWS, MAX_BATCH_ROWS = 32, 512
 _CELL_PADDING = 256  # llama.cpp rounds a cache's size up to it
 
 Logits = NDArray[np.float32]
+
+_Entry = tuple[SequenceSlice, int, bool]
+"""A token to compute: its slice, its position, and whether it is the slice's last."""
 
 
 class LlamaCppRuntime:
@@ -72,7 +76,7 @@ class LlamaCppRuntime:
         self._vocab_size = self._llama.vocab_size
         self._samplers: dict[str, SequenceSampler] = {}
         self._entropy = entropy
-        self._stepping = threading.Lock()
+        self._stepping = threading.RLock()
         self._closed = False
         self._row_s = 0.0  # seconds per token of the last large batch
 
@@ -121,7 +125,8 @@ class LlamaCppRuntime:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nothing else may run; calls that overlap are refused, not queued (`mri`: threads)."""
+        """Nothing else may run; calls of other threads that overlap are refused, not queued (`mri`: threads). The
+        stepping thread itself may close contexts and evict blocks inside `CancelFlag.left`."""
         if not self._stepping.acquire(blocking=False):
             raise InvalidStateError("A step is running.", hint="Wait for it to end.")
         try:
@@ -182,29 +187,48 @@ class LlamaCppRuntime:
             raise ValueError("a block that is written is used twice in a plan")
 
     def _compute(self, plan: StepPlan, rows: dict[str, int], cancelled: CancelFlag) -> dict[str, Logits]:
-        """Logits by sequence of the slices that sample."""
+        """Logits by sequence of the slices that sample and whose sequences have not left."""
         found: dict[str, Logits] = {}
         tokens = [
             (piece, position, position == piece.end - 1)
             for piece in plan.slices
             for position in range(piece.start, piece.end)
         ]
-        first = 0
-        while first < len(tokens):
-            part = tokens[first : first + self.batch_rows]
+        gone: Set[str] = frozenset()
+        while tokens:
+            if cancelled.is_set():
+                raise StepAbandoned
+            cancelled.take_change()
+            if not gone >= (left := cancelled.left()):
+                gone |= left
+                tokens = [entry for entry in tokens if entry[0].seq_id not in gone]
+                continue
+            part = self._next_part(tokens)
             batch = [
                 Row(piece.token_ids[at - piece.start], at, rows[piece.seq_id], piece.sample and last)
                 for piece, at, last in part
             ]
             began = time.perf_counter()
             logits = self._llama.decode(batch, cancelled)
+            if logits is None:  # somebody leaves: the rest of the batch runs without it
+                for seq_id in {piece.seq_id for piece, _, _ in part}:
+                    at = next(position for piece, position, _ in part if piece.seq_id == seq_id)
+                    self._llama.remove(rows[seq_id], at, -1)
+                continue
             self._measure(len(batch), time.perf_counter() - began)
             found |= {part[index][0].seq_id: row for index, row in logits.items()}
             self._commit(part, rows)
-            first += len(part)
-        return found
+            tokens = tokens[len(part) :]
+        return {seq_id: row for seq_id, row in found.items() if seq_id not in gone}
 
-    def _commit(self, part: Sequence[tuple[SequenceSlice, int, bool]], rows: dict[str, int]) -> None:
+    def _next_part(self, tokens: Sequence[_Entry]) -> Sequence[_Entry]:
+        """The next batch: as many tokens as `batch_rows`, and no more answers than llama.cpp gives at once."""
+        part = tokens[: self.batch_rows]
+        answers = [index for index, (piece, _, last) in enumerate(part) if piece.sample and last]
+        most = self._llama.num_sequences
+        return part[: answers[most]] if len(answers) > most else part
+
+    def _commit(self, part: Sequence[_Entry], rows: dict[str, int]) -> None:
         spans: dict[str, tuple[SequenceSlice, int, int]] = {}
         for piece, at, _ in part:
             _, start, _ = spans.get(piece.seq_id, (piece, at, at))
@@ -228,7 +252,7 @@ class LlamaCppRuntime:
         tokens: dict[str, int] = {}
         logprobs: dict[str, TokenLogprob] = {}
         for piece in plan.slices:
-            if piece.sample:
+            if piece.seq_id in logits:
                 tokens[piece.seq_id], logprob = self._samplers[piece.seq_id].sample(logits[piece.seq_id])
                 if logprob is not None:
                     logprobs[piece.seq_id] = logprob

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perilune.errors import ConfigError, InternalError, Overloaded, UnsupportedModel
-from perilune.runtime.mri import CancelFlag, StepAbandoned
+from perilune.runtime.mri import CancelFlag
 
 _LOG = logging.getLogger(__name__)
 _WARNING_LEVEL, _ERROR_LEVEL = 3, 4  # ggml_log_level
@@ -131,17 +131,17 @@ class LlamaContext:
     def trained_tokens(self) -> int:
         return int(self._library.llama_model_n_ctx_train(self._model))
 
-    def decode(self, rows: Sequence[Row], cancelled: CancelFlag) -> dict[int, NDArray[np.float32]]:
+    def decode(self, rows: Sequence[Row], cancelled: CancelFlag) -> dict[int, NDArray[np.float32]] | None:
         """Compute tokens; logits [vocab] by index in `rows`. Positions of a sequence continue what it holds.
 
-        Raises `StepAbandoned` when the flag is set between two operations, `InternalError` for any failure; the
-        rows' cells are then undefined.
+        None, between two operations, when the flag says that the step is abandoned or that somebody leaves. Raises
+        `InternalError` for any failure. The rows' cells are then undefined.
         """
         library, batch = self._library, self._batch.fill(rows)
-        library.llama_set_abort_callback(self._context, self._poll, cancelled.address)
+        library.llama_set_abort_callback(self._context, self._poll, cancelled.change_address)
         code = library.llama_decode(self._context, batch)
         if code == _ABORTED:
-            raise StepAbandoned
+            return None
         if code != 0:
             raise InternalError(f"llama_decode returned {code}.", hint="Report this, with the log.")
         self._copy_to_twins(rows)

@@ -106,8 +106,9 @@ class RowTable:
             block = self._rows[row].pop(place, None)
             if block is not None:
                 self._unlink(block, row)
-        if piece.start % BLOCK_TOKENS:
-            self._tokens[piece.block_table[piece.start // BLOCK_TOKENS]] = piece.start % BLOCK_TOKENS
+        partial = piece.block_table[piece.start // BLOCK_TOKENS]
+        if piece.start % BLOCK_TOKENS and row in self._held.get(partial, ()):
+            self._tokens[partial] = piece.start % BLOCK_TOKENS
 
     # ------------------------------------------------------------------------------------- releasing, evicting
 

@@ -14,7 +14,7 @@ from perilune.cli import doctor
 from perilune.cli.doctor import BASE_BYTES, Check, examine
 from perilune.cli.ports import is_free, owner_of
 from perilune.cli.probe import mapped_openmp
-from perilune.config import KVCacheSettings, ModelSettings, ServerSettings, Settings
+from perilune.config import KVCacheSettings, ModelSettings, RuntimeSettings, ServerSettings, Settings
 from perilune.errors import PeriluneError
 from perilune.runtime import loader
 from perilune.runtime.kv.spec import KVSpec
@@ -98,7 +98,7 @@ def test_doctor_fails_exactly_what_the_loader_refuses(
     spec = KVSpec(30, 3, 64, "bf16", "")
     facts = {"kv_token_bytes": spec.token_bytes}
     try:
-        blocks = loader._block_count(spec, None, ram, free)
+        blocks = loader.block_count(spec, None, ram, free)
         refused = FACTS["prefill_bytes"] > free - blocks * spec.block_bytes  # WeightBuilder.build
     except PeriluneError:
         refused = True
@@ -152,6 +152,14 @@ def test_this_machine_for_real(command: Command, tmp_path: Path) -> None:
     assert checks["torch"]["state"] in ("ok", "warning")
     assert (checks["model"]["state"], checks["model"]["fix"]) == ("failed", "perilune pull smollm2-135m-instruct")
     assert (done.code, shown["ok"]) == (1, False)
+
+
+def test_llama_cpp_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    assert "backend" not in examined(monkeypatch, settings)
+    asked = settings.model_copy(update={"runtime": RuntimeSettings(backend="llamacpp")})
+    assert examined(monkeypatch, asked, backend="llama.cpp 1")["backend"] == Check("backend", "ok", "llama.cpp 1")
+    missing = examined(monkeypatch, asked, backend_error="it can't be loaded.")["backend"]
+    assert (missing.state, "GGML_OPENMP=OFF" in missing.fix) == ("failed", True)
 
 
 def test_openmp_runtimes_are_seen() -> None:

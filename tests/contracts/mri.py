@@ -324,6 +324,31 @@ class MRIContract:
         assert_same(runtime, [draws(runtime.forward_step(plan, CancelFlag()))["a"]], [expected])
         runtime.release_context("a")
 
+    def test_a_sequence_leaves_a_step_that_others_share(self, runtime: ModelRuntime) -> None:
+        """Its blocks come back inside `left`; the others' answers stay what they are alone."""
+        expected = generate(runtime, "a", PROMPT, [0, 1, 2], count=1)
+        prompt, table = (part[: 12 * BLOCK_TOKENS] for part in long_prompt(runtime))
+        table = [block + 3 for block in table[:12]]
+        gone: set[str] = set()
+
+        def left() -> set[str]:
+            if not gone:
+                runtime.release_context("b")
+                runtime.evict_kv(table)
+                gone.add("b")
+            return gone
+
+        for name, tokens in (("a", PROMPT), ("b", prompt)):
+            runtime.init_context(name, tokens, watched(runtime))
+        flag = CancelFlag(left)
+        flag.wake()
+        slices = (piece("b", prompt, 0, table, sample=True), piece("a", PROMPT, 0, [0, 1, 2], sample=True))
+        result = draws(runtime.forward_step(StepPlan(slices), flag))
+        assert_same(runtime, [result["a"]], expected)
+        assert gone.isdisjoint(result), "an answer for nobody"
+        runtime.release_context("a")
+        runtime.release_context("b")
+
     def test_init_context_is_chunked_resumable_and_tells(self, runtime: ModelRuntime) -> None:
         expected = generate(runtime, "a", PROMPT, [0, 1, 2], count=3)
         runtime.evict_kv([0, 1, 2])
