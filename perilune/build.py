@@ -12,27 +12,30 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perilune.config import Settings
-from perilune.core import BLOCK_TOKENS
+from perilune.core import BLOCK_TOKENS, KVPolicy
 from perilune.errors import ConfigError
+from perilune.runtime.evaluate.length_record import read as read_length
 from perilune.service.model import ServedModel
 from perilune.service.ports import Caller
 from perilune.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from perilune.engine.loop import EngineLoop
+    from perilune.engine.stepper import TierPolicy
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
     from perilune.memory.store import Store
     from perilune.ops.metrics import PrometheusSink
     from perilune.runtime.hub.pull import ModelFiles
     from perilune.runtime.kv.disk import DiskKVStore
+    from perilune.runtime.kv.sizing import TierSettings
     from perilune.runtime.loader import LoadedModel, ModelInfo
     from perilune.service.answer import Limits
     from perilune.service.predictor import Predictor
@@ -40,6 +43,12 @@ if TYPE_CHECKING:
 
 KV_FOLDER = "kv"
 """Name of the KV folder in the home folder."""
+
+SEGMENT_FOLDER = "kv-segments"
+"""And of the one that holds closed segments of tiered KV."""
+
+SEGMENT_QUOTA_SHARE = 1 / 3
+"""Of the disk quota, for closed segments where there are any: INT8 beside the bf16 that they were made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +90,20 @@ def build(settings: Settings) -> Application:
     metrics = PrometheusSink(files.card.name)
     telemetry = Telemetry(metrics)
     with contextlib.ExitStack() as closers:
-        kv, loaded, store = _open_side_by_side(settings, files, telemetry, closers)
-        application = _wire(settings, files, telemetry, metrics, kv, loaded, store, closers)
+        kv, segments, loaded, store = _open_side_by_side(settings, files, telemetry, closers)
+        application = _wire(settings, files, telemetry, metrics, kv, segments, loaded, store, closers)
         application.closers.push(closers.pop_all())
         return application
 
 
 def _open_side_by_side(
     settings: Settings, files: ModelFiles, telemetry: Telemetry, closers: contextlib.ExitStack
-) -> tuple[DiskKVStore | None, LoadedModel, Store]:
-    """Open the three slow things at once; `closers` gets each one that opened, even if another fails."""
+) -> tuple[DiskKVStore | None, DiskKVStore | None, LoadedModel, Store]:
+    """Open the slow things at once; `closers` gets each one that opened, even if another fails."""
+    share = SEGMENT_QUOTA_SHARE if tiered(settings) else 0.0
     jobs: tuple[Callable[[], object], ...] = (
-        lambda: _open_kv(settings, telemetry),
+        lambda: _open_kv(settings, telemetry, KV_FOLDER, 1 - share),
+        lambda: _open_kv(settings, telemetry, SEGMENT_FOLDER, share),
         lambda: _load(settings, files),
         lambda: _open_store(settings),
     )
@@ -101,15 +112,30 @@ def _open_side_by_side(
     for future in futures:
         if future.exception() is None and (opened := future.result()) is not None:
             closers.callback(opened.close)  # type: ignore[attr-defined]
-    kv, loaded, store = (future.result() for future in futures)
-    return kv, loaded, store  # type: ignore[return-value]
+    kv, segments, loaded, store = (future.result() for future in futures)
+    return kv, segments, loaded, store  # type: ignore[return-value]
 
 
-def _open_kv(settings: Settings, telemetry: Telemetry) -> DiskKVStore | None:
+def _open_kv(settings: Settings, telemetry: Telemetry, folder: str, share: float) -> DiskKVStore | None:
     from perilune.runtime.kv.disk import DiskKVStore
 
-    quota = settings.kv_cache.disk_quota if settings.runtime.backend == "torch" else 0
-    return DiskKVStore(settings.home / KV_FOLDER, quota, telemetry) if quota else None
+    quota = int(settings.kv_cache.disk_quota * share) if settings.runtime.backend == "torch" else 0
+    return DiskKVStore(settings.home / folder, quota, telemetry) if quota else None
+
+
+def tiered(settings: Settings) -> bool:
+    """Some tenant's KV is kept in tiers."""
+    return "tiered" in (settings.kv_cache.policy, *settings.kv_cache.tenants.values())
+
+
+def _tiers(settings: Settings) -> TierSettings | None:
+    from perilune.runtime.kv.sizing import TierSettings
+
+    kv = settings.kv_cache
+    if not tiered(settings):
+        return None
+    hot = kv.hot_size if kv.warm_compress else kv.hot_size + kv.warm_size
+    return TierSettings(hot, spill_bytes=kv.spill if kv.cold_summary else 0, spill_folder=settings.home)
 
 
 def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
@@ -126,6 +152,7 @@ def _load_llamacpp(settings: Settings, files: ModelFiles) -> LoadedModel:
         ("model.dtype", settings.model.dtype, ("bf16",)),
         ("model.decode_weights", settings.model.decode_weights, ("auto", "stored")),
         ("model.lora", settings.model.lora, ("",)),
+        ("kv_cache.policy", "tiered" if tiered(settings) else "full", ("full",)),
     ):
         if value not in kept:
             raise ConfigError(
@@ -147,6 +174,7 @@ def _load_torch(settings: Settings, files: ModelFiles) -> LoadedModel:
         dtype=settings.model.dtype,
         decode_weights=settings.model.decode_weights,
         kv_bytes=settings.kv_cache.ram,
+        tiers=_tiers(settings),
         threads=settings.runtime.threads,
         model_id=served_name(settings, files),
         lora=Path(settings.model.lora).expanduser() if settings.model.lora else None,
@@ -171,6 +199,7 @@ def _wire(
     telemetry: Telemetry,
     metrics: PrometheusSink,
     kv: DiskKVStore | None,
+    segments: DiskKVStore | None,
     loaded: LoadedModel,
     store: Store,
     closers: contextlib.ExitStack,
@@ -192,10 +221,19 @@ def _wire(
         chunk_tokens=settings.runtime.prefill_chunk_size,
         queue=settings.server.max_queue,
     )
-    engine = EngineLoop(loaded.runtime, kv, limits, telemetry, predictor)
+    engine = EngineLoop(
+        loaded.runtime,
+        kv,
+        limits,
+        telemetry,
+        predictor,
+        segment_store=segments,
+        tier_policy=_tier_policy(settings),
+    )
     closers.callback(engine.close)
     model = served_model(settings, files, loaded)
-    service = _service(settings, telemetry, kv, loaded, keys, library, predictor, engine, model)
+    stores = [store for store in (kv, segments) if store is not None]
+    service = _service(settings, telemetry, stores, loaded, keys, library, predictor, engine, model)
     metrics.before_render(lambda: _gauges(engine, telemetry))
     return Application(settings, telemetry, metrics, service, library, keys, engine, model, contextlib.ExitStack())
 
@@ -203,7 +241,7 @@ def _wire(
 def _service(
     settings: Settings,
     telemetry: Telemetry,
-    kv: DiskKVStore | None,
+    stores: Sequence[DiskKVStore],
     loaded: LoadedModel,
     keys: Keyring,
     library: Library,
@@ -223,13 +261,17 @@ def _service(
     backend = LocalBackend(engine)
     composer = Composer(loaded.tokenizer, loaded.chat_template, model.window_tokens)
 
+    def kv_of(tenant: str) -> KVPolicy:
+        return KVPolicy(settings.kv_cache.tenants.get(tenant, settings.kv_cache.policy))
+
     def salt_of(tenant: str) -> bytes:
-        return tenant_salt(keys.tenant_secret(tenant), loaded.runtime.kv_spec)
+        tiers = loaded.runtime.tiers if kv_of(tenant) is KVPolicy.TIERED else None
+        return tenant_salt(keys.tenant_secret(tenant), loaded.runtime.kv_spec, tiers.spec if tiers else None)
 
     def owners() -> list[str]:
-        return [entry.owner for entry in kv.entries()] if kv else []
+        return list({entry.owner for store in stores for entry in store.entries()})
 
-    disk_bytes = settings.kv_cache.disk_quota if kv is not None else 0
+    disk_bytes = settings.kv_cache.disk_quota if stores else 0
     kept_bytes = disk_bytes or loaded.runtime.num_blocks * loaded.runtime.kv_spec.block_bytes
     documents = DocumentService(
         library,
@@ -241,6 +283,7 @@ def _service(
         kept_bytes // loaded.runtime.kv_spec.token_bytes,
         settings.server.max_upload,
         telemetry,
+        kv_of,
     )
     parts = Parts(
         model=model,
@@ -255,9 +298,20 @@ def _service(
         limits=_limits(settings),
         clock=time.monotonic,
         telemetry=telemetry,
+        kv_of=kv_of,
+        preset=settings.attention.preset,
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
     return Service(parts, Admission(places, telemetry), _authenticator(keys))
+
+
+def _tier_policy(settings: Settings) -> TierPolicy:
+    from perilune.engine.stepper import TierPolicy
+    from perilune.service.presets import presets
+
+    attention, kv = settings.attention, settings.kv_cache
+    named = presets(attention.window_size, attention.sparse_topk, attention.summary_weight)
+    return TierPolicy(kv.warm_size if kv.warm_compress else 0, named)
 
 
 def _limits(settings: Settings) -> Limits:
@@ -293,15 +347,19 @@ def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> 
         files.path.name,
         files.path.name.removesuffix(".gguf"),
     }
-    blocks = loaded.runtime.num_blocks
+    blocks, tiers = loaded.runtime.num_blocks, loaded.runtime.tiers
+    longest = blocks * BLOCK_TOKENS
+    if tiers is not None and KVPolicy(settings.kv_cache.policy) is KVPolicy.TIERED:
+        longest = tiers.spec.slots * tiers.spec.segment_tokens
     return ServedModel(
         model_id=name,
-        window_tokens=min(loaded.info.max_context_tokens, blocks * BLOCK_TOKENS),
+        window_tokens=min(loaded.info.max_context_tokens, longest),
         licence=card.licence,
         created_at=int(files.path.stat().st_mtime),
         vocab_size=loaded.info.vocab_size,
         aliases=frozenset(aliases - {name}),
         languages=frozenset(card.languages or loaded.info.languages),
+        effective=read_length(settings.home, loaded.info.content) if loaded.info.content else None,
     )
 
 

@@ -35,6 +35,16 @@ def parse_size(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(parse_size)]
 
 
+def parse_pairs(value: object) -> object:
+    """A mapping from `a=x,b=y`, as the command line and the environment write it."""
+    if isinstance(value, str):
+        return dict(pair.split("=", 1) for pair in value.split(",") if "=" in pair)
+    return value
+
+
+TenantPolicies = Annotated[dict[str, Literal["full", "tiered"]], BeforeValidator(parse_pairs)]
+
+
 DecodePrecision = Literal["auto", "stored", "int8", "bf16"]
 WEIGHT_MODULES = (
     *("default", "attention", "mlp", "lm_head", "embeddings"),
@@ -81,20 +91,50 @@ class KVCacheSettings(Block):
     disk_quota: Bytes = Field(
         20 * 1024**3, ge=0, description="Bytes of KV kept on disk. 0 turns the disk tier off."
     )
-    hot_size: int = Field(
-        2048, ge=64, description="Tokens kept at full precision in the hot tier. (Not active yet.)"
+    policy: Literal["full", "tiered"] = Field(
+        "full",
+        description="How KV is kept: full precision, or tiers (hot, INT8 in RAM, INT8 on disk; hybrid attention). "
+        "Half of kv_cache.ram then goes to the tiers.",
     )
-    warm_size: int = Field(65536, ge=0, description="Tokens kept as INT8 in the warm tier. (Not active yet.)")
-    warm_compress: bool = Field(True, description="Compress the warm tier. (Not active yet.)")
-    warm_quant_bits: Literal[8] = Field(8, description="Bits per element in the warm tier. (Not active yet.)")
-    cold_summary: bool = Field(True, description="Keep summaries of cold blocks. (Not active yet.)")
+    tenants: TenantPolicies = Field(
+        {}, description="Tenants with another policy than kv_cache.policy: {name: tiered} or name=tiered,name=full."
+    )
+    hot_size: int = Field(
+        2048, ge=2048, multiple_of=2048, description="Tokens kept at full precision, in whole segments of 2,048."
+    )
+    warm_size: int = Field(65536, ge=0, description="Tokens behind them kept as INT8 in RAM, per sequence.")
+    warm_compress: bool = Field(
+        True, description="Keep the warm tier as INT8. false: at full precision, as more of the hot tier."
+    )
+    warm_quant_bits: Literal[8] = Field(8, description="Bits per element in the warm and cold tiers.")
+    cold_summary: bool = Field(
+        True, description="Keep older tokens on disk, with their summaries in RAM. false: there is no cold tier."
+    )
+    spill: Bytes = Field(
+        4 * 1024**3, ge=0, description="Bytes of disk that the cold tier takes at start. 0: there is no cold tier."
+    )
 
 
 class AttentionSettings(Block):
-    window_size: int = Field(1024, ge=16, description="Local window of hybrid attention. (Not active yet.)")
-    sparse_topk: int = Field(64, ge=0, description="Far 16-token units read exactly. (Not active yet.)")
-    summary_weight: float = Field(1.0, ge=0, le=1, description="Weight of block summaries. (Not active yet.)")
-    preset: Literal["auto", "general"] = Field("auto", description="Named attention preset. (Not active yet.)")
+    window_size: int = Field(
+        1024, ge=64, le=65536, description="Newest tokens that the general preset reads exactly, at least."
+    )
+    sparse_topk: int = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="Far 16-token units that the general preset reads exactly; half to four times "
+        "as many where attention is narrow or wide.",
+    )
+    summary_weight: float = Field(
+        1.0, ge=0, le=1, description="Weight of the summaries of units not read, in the general preset."
+    )
+    preset: Literal["auto", "general", "support", "contract", "paper", "rag"] = Field(
+        "auto", description="Attention preset of requests that name none. auto chooses by the kind of documents."
+    )
+    adaptive_window: bool = Field(
+        False, description="Widen a sequence's window while attention mass is missing just outside it."
+    )
 
 
 class RuntimeSettings(Block):

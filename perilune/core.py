@@ -121,6 +121,7 @@ class Request:
     deadline_s: float | None = None  # None: the key's, else the class's
     context_policy: ContextPolicy = ContextPolicy.AUTO
     service_class: ServiceClass = ServiceClass.P0_INTERACTIVE
+    attention_preset: str | None = None  # None: the configured one
 
     @property
     def file_ids(self) -> tuple[str, ...]:

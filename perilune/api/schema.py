@@ -158,6 +158,7 @@ class WireChat(Wire):
     deadline: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     context_policy: Literal["auto", "full", "refined"] | None = None
+    attention_preset: Literal["auto", "general", "support", "contract", "paper", "rag"] | None = None
     service_tier: str | None = Field(None, max_length=64)
 
 
@@ -195,6 +196,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         deadline_s=_same(wire.deadline_s, wire.deadline, "deadline_s", "deadline") or caller.deadline_s,
         context_policy=ContextPolicy(wire.context_policy or "auto"),
         service_class=_service_class(wire.service_tier),
+        attention_preset=wire.attention_preset,
     )
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")

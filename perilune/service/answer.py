@@ -21,6 +21,7 @@ from perilune.core import (
     Degradation,
     Event,
     FileRecord,
+    KVPolicy,
     Plan,
     PlanKind,
     Planned,
@@ -32,7 +33,7 @@ from perilune.core import (
     TokenReport,
 )
 from perilune.errors import PeriluneError
-from perilune.service import languages
+from perilune.service import languages, presets
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, Conversation, Prompt
 from perilune.service.documents import DocumentService, joint_owner
@@ -87,6 +88,8 @@ class Parts:
     limits: Limits
     clock: Callable[[], float]
     telemetry: Telemetry
+    kv_of: Callable[[str], KVPolicy] = presets.all_full
+    preset: str = presets.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +146,18 @@ class Answer:
             ready = _Ready(refined.prompt, material.offered, refined.exact, refined.degradations)
             # Passages may differ for every question, so they don't go to disk; owned they are all the same, so that
             # deleting the file drops them.
-            spec = self._spec(refined.prompt, self._owner(records), 0)
+            spec = self._spec(refined.prompt, self._owner(records), 0, self._preset(records, conversation, True))
         else:
             assert material.prompt is not None  # the planner chooses a whole plan only where one was composed
             ready = _Ready(material.prompt, len(material.prompt), len(material.prompt))
-            spec = self._spec(material.prompt, self._owner(records), material.prompt.context_tokens)
+            preset = self._preset(records, conversation, False)
+            spec = self._spec(material.prompt, self._owner(records), material.prompt.context_tokens, preset)
         degradations = (
             *plan.degradations,
             *ready.degradations,
             *material.degradations,
             *self._language(conversation),
+            *parts.model.past_its_length(len(ready.prompt)),
         )
         async with aclosing(self._run(plan, spec, ready, degradations, records, conversation)) as events:
             async for event in events:
@@ -226,7 +231,15 @@ class Answer:
         self._parts.documents.remember_joint(owner)
         return owner
 
-    def _spec(self, prompt: Prompt, owner: str | None, persist: int) -> SequenceSpec:
+    def _preset(self, records: list[FileRecord], conversation: Conversation, refined: bool) -> str:
+        """How decoding reads tiered KV: as asked, as configured, or as fits the documents."""
+        asked = self._request.attention_preset or self._parts.preset
+        if asked != presets.AUTO:
+            return asked
+        turns = len(self._request.messages)
+        return presets.choose([record.filename for record in records], refined=refined, turns=turns)
+
+    def _spec(self, prompt: Prompt, owner: str | None, persist: int, preset: str) -> SequenceSpec:
         """The first choice. Whole prompts are shared in RAM; on disk go the first `persist` tokens, if owned."""
         request, parts = self._request, self._parts
         sampling = request.sampling
@@ -242,6 +255,8 @@ class Answer:
             shared_tokens=len(prompt),
             persist_owner=owner,
             persist_tokens=persist if owner else None,
+            kv_policy=parts.kv_of(request.tenant),
+            preset=preset,
         )
 
     async def _run(

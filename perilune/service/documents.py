@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO, TypeVar
 
-from perilune.core import BLOCK_TOKENS, FileRecord, FileStatus
+from perilune.core import BLOCK_TOKENS, FileRecord, FileStatus, KVPolicy
 from perilune.errors import NotFound, Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
 from perilune.service.ports import Library
+from perilune.service.presets import all_full
 from perilune.service.warming import Context, Warmer
 from perilune.telemetry import Telemetry
 
@@ -74,13 +75,14 @@ class DocumentService:
         capacity_tokens: int,
         max_upload_bytes: int,
         telemetry: Telemetry,
+        kv_of: Callable[[str], KVPolicy] = all_full,
     ) -> None:
         self._library = library
         self._composer = composer
         self._backend = backend
         self._owners = owners
         self._capacity = capacity_tokens
-        self._warmer = Warmer(library, composer, backend, salt_of, window_tokens, telemetry)
+        self._warmer = Warmer(library, composer, backend, salt_of, window_tokens, telemetry, kv_of)
         self._max_upload_bytes = max_upload_bytes
         self._telemetry = telemetry
         self._parse_slots = asyncio.Semaphore(PARALLEL_PARSERS)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perilune.core import Degradation
 from perilune.errors import ModelNotFound
+from perilune.runtime.evaluate.length_record import EffectiveLength
 from perilune.service.ports import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """The loaded model. `aliases` are other names a request may use; `languages` are those it answers in
-    (ISO 639-1), empty where that isn't known."""
+    (ISO 639-1), empty where that isn't known; `effective` is what `perilune eval length` measured of it."""
 
     model_id: str
     window_tokens: int
@@ -21,6 +23,7 @@ class ServedModel:
     aliases: frozenset[str] = frozenset()
     languages: frozenset[str] = frozenset()
     backend: str = "local"
+    effective: EffectiveLength | None = None
 
     def require(self, name: str) -> None:
         """Raise `ModelNotFound` unless `name` means this model."""
@@ -30,6 +33,20 @@ class ServedModel:
                 hint=f"Use model {self.model_id!r}, or start the server with `--model` for another one.",
                 param="model",
             )
+
+    def past_its_length(self, tokens: int) -> tuple[Degradation, ...]:
+        """What is said of a prompt longer than the model was measured to answer from (spec R16)."""
+        found = self.effective
+        if found is None or found.fails_at is None or tokens <= found.tokens:
+            return ()
+        return (
+            Degradation(
+                "effective_length",
+                f"The prompt has {tokens:,} tokens. By measurement {self.model_id} still finds facts in "
+                f"{found.tokens:,}; in {found.fails_at:,} it finds {100 * found.accuracy(found.fails_at):.0f} % of "
+                "them. Ask about a part, or use a model with a longer effective length.",
+            ),
+        )
 
     def card(self) -> ModelCard:
         return ModelCard(self.model_id, self.created_at, self.window_tokens, self.licence)

@@ -16,6 +16,7 @@ from perilune.core import (
     EngineFinished,
     FileRecord,
     FinishReason,
+    KVPolicy,
     SamplingParams,
     SequenceSpec,
     ServiceClass,
@@ -24,6 +25,7 @@ from perilune.errors import InternalError, Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import MAX_CHARS_PER_TOKEN, Composer, slices
 from perilune.service.ports import Library
+from perilune.service.presets import all_full
 from perilune.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -54,10 +56,12 @@ class Warmer:
         salt_of: Callable[[str], bytes],
         window_tokens: int,
         telemetry: Telemetry,
+        kv_of: Callable[[str], KVPolicy] = all_full,
     ) -> None:
         self._library = library
         self._composer = composer
         self._backend = backend
+        self._kv_of = kv_of
         self._salt_of = salt_of
         self._telemetry = telemetry
         self.limit_tokens = window_tokens - QUESTION_RESERVE_TOKENS
@@ -97,6 +101,7 @@ class Warmer:
             shared_tokens=len(prefix),
             persist_owner=owner,
             prefill_only=True,
+            kv_policy=self._kv_of(tenant),
         )
         finished = await self._run(spec)
         if finished.reason is FinishReason.ERROR:
