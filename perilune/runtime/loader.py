@@ -48,7 +48,8 @@ _HASHED_BYTES = 16 * 1024**2  # at a time
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a loaded model is. `languages` are the codes its file names, empty when it names none."""
+    """What a loaded model is. `languages` are the codes its file names, empty when it names none. `content` names
+    its files however they are run (`content_name`)."""
 
     model_id: str
     architecture: str
@@ -59,6 +60,7 @@ class ModelInfo:
     languages: tuple[str, ...]
     weights_resident: str
     kernels: str
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ def load_model(
     max_positions = min(config.max_context_tokens, longest)
     builder = WeightBuilder(merged, kernels, dtype, decode_weights, max_positions)
     weights = builder.build(free - blocks * spec.block_bytes)
-    fingerprint = model_fingerprint(merged, weights, kernels)
+    content = content_name(merged)
+    fingerprint = model_fingerprint(merged, weights, kernels, content)
     runtime = TorchRuntime(weights, kernels, num_blocks=blocks, fingerprint=fingerprint, tiers=size)
     tokenizer = load_tokenizer(checkpoint)
     template = load_chat_template(checkpoint)
@@ -168,6 +171,7 @@ def load_model(
         languages=languages,
         weights_resident=weights.resident,
         kernels=kernels.describe(),
+        content=content,
     )
     return LoadedModel(runtime, tokenizer, template, info)
 
@@ -182,25 +186,25 @@ def with_lora(checkpoint: Checkpoint, lora: Path | None) -> Checkpoint:
     return checkpoint if lora is None else MergedCheckpoint(checkpoint, LoraAdapter(lora))
 
 
-def model_fingerprint(checkpoint: Checkpoint, weights: ModelWeights, kernels: Kernels) -> str:
-    """A hex name for everything KV bytes depend on (spec D5): every byte of the files (the adapter's too), config,
-    precision, which copies are resident, and whose arithmetic it is.
+def model_fingerprint(
+    checkpoint: Checkpoint, weights: ModelWeights, kernels: Kernels, content: str | None = None
+) -> str:
+    """A hex name for everything KV bytes depend on (spec D5): the model (`content_name`, which may be passed in),
+    precision, which copies are resident, and whose arithmetic it is."""
+    embed = weights.embed.kind if isinstance(weights.embed, PackedLinear) else weights.precision
+    torch_path = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    facts = (weights.precision, weights.resident, weights.policy, embed, kernels.level_name, torch_path)
+    name = content_name(checkpoint) if content is None else content
+    return hashlib.sha256(f"{name}|{facts!r}".encode()).hexdigest()
+
+
+def content_name(checkpoint: Checkpoint) -> str:
+    """A hex name for a model however it is run: its config and every byte of its files, an adapter's too.
 
     Loading has just read the files, so a whole hash at memory speed (xxh3-128) adds little: it tells a fine-tuned
     tensor from the original. It needn't resist an attacker, who could replace the model itself.
     """
-    embed = weights.embed.kind if isinstance(weights.embed, PackedLinear) else weights.precision
-    torch_path = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
-    facts = (
-        checkpoint.config,
-        weights.precision,
-        weights.resident,
-        weights.policy,
-        embed,
-        kernels.level_name,
-        torch_path,
-    )
-    digest = hashlib.sha256(repr(facts).encode())
+    digest = hashlib.sha256(repr(checkpoint.config).encode())
     for file in checkpoint.files:
         name = file.name if len(checkpoint.files) > 1 else ""
         digest.update(f"{name}|{content_hash(file)}".encode())
