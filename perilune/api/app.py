@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perilune.api import errors
 from perilune.api.auth import Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.chat import ChatCompletions, ResumeChat
+from perilune.api.connection import Connection
 from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
@@ -272,7 +273,7 @@ async def serve(
     server = _Server(
         uvicorn.Config(
             app,
-            http="h11",  # bounds the size of headers
+            http=Connection,  # bounds headers, connections and time
             ws="none",
             lifespan="on",
             access_log=False,

@@ -75,7 +75,8 @@ def from_http(error: HTTPException, method: str) -> PeriluneError:
     """Starlette's own refusals (no such route, wrong method) in our shape."""
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return MethodNotAllowed(f"This path doesn't take {method}.", hint=f"Use {allowed}." if allowed else "")
+        taken = "that method" if method == "OTHER" else method
+        return MethodNotAllowed(f"This path doesn't take {taken}.", hint=f"Use {allowed}." if allowed else "")
     if error.status_code == 404:
         return NotFound("There is no such path here.", hint="docs/api.md lists every endpoint.")
     return InvalidRequest("The request can't be handled.", hint="docs/api.md shows each endpoint's form.")

@@ -20,6 +20,9 @@ from perilune.errors import InvalidRequest, Overloaded, TooLarge
 READ_IDLE_S = 30.0
 """Longest silence inside a request body."""
 
+MIN_BYTES_PER_S = 1024
+"""What a body must arrive at, after its first `READ_IDLE_S`: a byte now and then would hold a place for ever."""
+
 MAX_JSON_DEPTH = 64
 MAX_HEADER_BYTES = 64 * 1024
 """Request line and headers together."""
@@ -62,20 +65,25 @@ async def body_chunks(
     """The pieces of a body as they arrive.
 
     Raises `TooLarge` as soon as the limit is known to be passed (at once, when the length is declared),
-    `RequestTimeout` after `idle_s` of silence and `ClientGone` when the connection closes early.
+    `RequestTimeout` after `idle_s` of silence, or of fewer than `MIN_BYTES_PER_S` beyond it, and `ClientGone` when
+    the connection closes early.
     """
     declared = declared_length(scope)
     if declared is not None and declared > max_bytes:
         raise too_large(max_bytes, what)
     seen_bytes = 0
     more = True
+    clock = asyncio.get_running_loop().time
+    late_s = clock() + idle_s
     while more:
         try:
-            async with asyncio.timeout(idle_s):
+            async with asyncio.timeout_at(min(clock() + idle_s, late_s + seen_bytes / MIN_BYTES_PER_S)):
                 message = await receive()
         except TimeoutError:
             raise RequestTimeout(
-                f"The {what} stopped arriving for {idle_s:g} seconds.", hint="Send the request again."
+                f"The {what} stopped arriving for {idle_s:g} seconds, or came at less than {MIN_BYTES_PER_S:,} "
+                "bytes a second.",
+                hint="Send the request again.",
             ) from None
         if message["type"] == "http.disconnect":
             raise ClientGone

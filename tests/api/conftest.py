@@ -19,6 +19,7 @@ import pytest
 import uvicorn
 
 from perilune.api.app import create_app, listen
+from perilune.api.connection import Connection
 from perilune.api.limits import MAX_HEADER_BYTES
 from perilune.config import ServerSettings, Settings
 from perilune.ops.metrics import PrometheusSink
@@ -72,7 +73,7 @@ def serve(tmp_path: Path) -> Serve:
         listener: socket.socket = listen("127.0.0.1", 0)
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=Connection,
             ws="none",
             lifespan="on",
             log_config=None,

@@ -27,9 +27,15 @@ def connect() -> None:
     socket.create_connection(("127.0.0.1", int(MODE.partition("-")[2])), timeout=2).close()
 
 
+def hang() -> None:
+    if MODE == "mute":  # its end can't be waited for either
+        os.close(1)
+    time.sleep(600)
+
+
 def misbehave() -> None:
-    if MODE == "hang":
-        time.sleep(600)
+    if MODE in ("hang", "mute"):
+        hang()
     elif MODE == "spin":
         while True:
             pass

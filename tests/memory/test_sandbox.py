@@ -65,6 +65,17 @@ def test_misbehaving_parser_becomes_an_error_record(
     assert list(Library(store, tmp_path).parse("local", record.file_id))[-1].status is FileStatus.PREFILLING
 
 
+def test_a_parser_that_closes_its_output_and_stays_is_killed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "LAST_WORD_S", 1.0)
+    start = time.monotonic()
+    record = ingest(library_with("mute", store, tmp_path), b"text")
+    assert time.monotonic() - start < 20
+    assert record.status is FileStatus.ERROR
+    assert "stopped in the middle" in (record.error or "")
+
+
 def test_files_a_parser_writes_are_bounded(store: Store, tmp_path: Path) -> None:
     record = ingest(library_with("write", store, tmp_path), b"text")
     assert record.status is FileStatus.ERROR
@@ -99,8 +110,9 @@ def test_closing_the_iterator_kills_the_parser(store: Store, tmp_path: Path) -> 
     assert library.get_file("local", record.file_id).status is FileStatus.PARSING
 
 
-def test_a_silent_parser_is_stopped_when_nobody_wants_its_work(store: Store, tmp_path: Path) -> None:
-    library = Library(store, tmp_path, worker=(sys.executable, str(BAD), "hang"))
+@pytest.mark.parametrize("mode", ["hang", "mute"])
+def test_a_silent_parser_is_stopped_when_nobody_wants_its_work(mode: str, store: Store, tmp_path: Path) -> None:
+    library = Library(store, tmp_path, worker=(sys.executable, str(BAD), mode))
     record = add(library, b"text")
     start = time.monotonic()
     seen = list(library.parse("local", record.file_id, lambda: time.monotonic() - start > 1.0))

@@ -38,6 +38,9 @@ POLL_S = 0.1
 STALL_S = 300.0
 """A parser silent for this long hangs. Generous: at nice 19 beside a busy engine it gets about 2 % of a core."""
 
+LAST_WORD_S = 10.0
+"""How long a parser that closed its output may take to end; an exit at nice 19 that frees gigabytes is slow."""
+
 _READ_BYTES = 1024**2
 _LOG_BYTES = 4_000
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
@@ -76,7 +79,7 @@ def run(
             yield message
             if isinstance(message, Done):
                 return
-        raise _death(process.wait(), job, errors)
+        raise _death(_status(process, stopped), job, errors)
 
 
 @contextmanager
@@ -94,6 +97,20 @@ def _process(worker: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Po
             if pipe is not None:
                 pipe.close()
         process.wait()
+
+
+def _status(process: subprocess.Popen[bytes], stopped: Callable[[], bool]) -> int:
+    """The exit status of a parser that has closed its output. Raises when it lives on: `run` then kills it."""
+    end_s = time.monotonic() + LAST_WORD_S
+    while time.monotonic() < end_s:
+        if stopped():
+            raise ParseStopped
+        try:
+            return process.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            continue
+    log.warning("a parser closed its output and did not end within %g s", LAST_WORD_S)
+    raise _broken("The parser stopped in the middle of this file; it is probably damaged.")
 
 
 def _frames(reader: _Reader) -> Iterator[Frame]:
