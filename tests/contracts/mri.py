@@ -6,7 +6,6 @@ compared, since kernels of different engines differ in their last bits. Threads:
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -29,6 +28,7 @@ from tests.contracts.mri_tools import (
     piece,
     run,
     step,
+    time_to_abandon,
     watched,
 )
 
@@ -316,7 +316,7 @@ class MRIContract:
         step_s = time.perf_counter() - began
         waits_s = []
         for share in (0.2, 0.5, 0.7, 0.1, 0.3, 0.4, 0.6, 0.8):
-            waited_s = _time_to_abandon(runtime, plan, share * step_s)
+            waited_s = time_to_abandon(runtime, plan, share * step_s)
             if waited_s is not None:
                 waits_s.append(waited_s)
         assert waits_s, "no flag fell into a step"
@@ -453,22 +453,3 @@ class MRIContract:
         assert resident() == 2 * size
         runtime.evict_kv(range(runtime.num_blocks))
         assert resident() == 0
-
-
-def _time_to_abandon(runtime: ModelRuntime, plan: StepPlan, delay_s: float) -> float | None:
-    """Seconds from setting the flag to `StepAbandoned`; None if the step was over before."""
-    flag, set_at = CancelFlag(), []
-
-    def cancel() -> None:
-        set_at.append(time.perf_counter())
-        flag.set()
-
-    timer = threading.Timer(delay_s, cancel)
-    timer.start()
-    try:
-        runtime.forward_step(plan, flag)
-    except StepAbandoned:
-        return time.perf_counter() - set_at[0]
-    finally:
-        timer.join()
-    return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 
 from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
-from perilune.runtime.mri import CancelFlag, ModelRuntime, SequenceSlice, StepPlan, StepResult
+from perilune.runtime.mri import CancelFlag, ModelRuntime, SequenceSlice, StepAbandoned, StepPlan, StepResult
 
 GREEDY = SamplingParams()
 PROMPT = [(7 * index + 11) % 250 + 3 for index in range(70)]
@@ -77,3 +79,22 @@ def assert_same(runtime: ModelRuntime, found: Sequence[Draw], expected: Sequence
                 assert abs(theirs[wanted] - theirs.get(token, -99.0)) <= 2 * TOLERANCE, (logprob, reference)
                 return
         assert token == wanted, (found, expected)
+
+
+def time_to_abandon(runtime: ModelRuntime, plan: StepPlan, delay_s: float) -> float | None:
+    """Seconds from setting the flag to `StepAbandoned`; None if the step was over before."""
+    flag, set_at = CancelFlag(), []
+
+    def cancel() -> None:
+        set_at.append(time.perf_counter())
+        flag.set()
+
+    timer = threading.Timer(delay_s, cancel)
+    timer.start()
+    try:
+        runtime.forward_step(plan, flag)
+    except StepAbandoned:
+        return time.perf_counter() - set_at[0]
+    finally:
+        timer.join()
+    return None

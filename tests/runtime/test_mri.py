@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from perilune.runtime.torch_runtime import TorchRuntime
 from perilune.runtime.weights import Precision, WeightBuilder
 from tests.contracts.mri import Make, MRIContract
 from tests.contracts.mri_threads import MRIThreadContract
-from tests.contracts.mri_tools import GREEDY, PROMPT, piece, step
+from tests.contracts.mri_tools import GREEDY, PROMPT, piece, step, time_to_abandon
 from tests.runtime.families import PLENTY, make_model
 
 
@@ -156,17 +155,8 @@ def test_a_pass_is_short_on_a_real_model(smollm2_path: Path) -> None:
     runtime = TorchRuntime(weights, kernels, num_blocks=64, fingerprint="test")
     prompt = [500 + index for index in range(2000)]
     runtime.init_context("a", prompt, GREEDY)
-    flag = CancelFlag()
-    set_at: list[float] = []
-
-    def cancel() -> None:
-        set_at.append(time.perf_counter())
-        flag.set()
-
-    timer = threading.Timer(0.3, cancel)
-    timer.start()
-    with pytest.raises(StepAbandoned):
-        runtime.forward_step(StepPlan((SequenceSlice("a", prompt, 0, list(range(64)), False),)), flag)
-    waited_s = time.perf_counter() - set_at[0]
+    plan = StepPlan((SequenceSlice("a", prompt, 0, list(range(64)), False),))
+    waits_s = [time_to_abandon(runtime, plan, 0.3) for _ in range(4)]
     assert runtime.pass_rows >= 32
-    assert waited_s < 0.5, "50 ms on a quiet machine (bench.cancel); generous here, the machine may be busy"
+    # 50 ms on a quiet machine (bench.cancel); here the machine may be busy, so the best try counts.
+    assert min(waited_s for waited_s in waits_s if waited_s is not None) < 0.2
