@@ -14,9 +14,6 @@ from perilune.config import Settings
 if TYPE_CHECKING:
     from perilune.runtime.evaluate.length_record import EffectiveLength
 
-DEFAULT_TRIALS = 4
-DEFAULT_LIMIT_S = 900.0
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from perilune.runtime.evaluate.weights import Accuracy, WeightsResult
     from perilune.runtime.weights import DecodeWeights
 
-DEFAULT_TOKENS = 8192
-DEFAULT_LENGTH = 4096
-DEFAULT_LIMIT_S = 600.0
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -33,10 +33,12 @@ models_app = typer.Typer(help="Installed and available models.", invoke_without_
 config_app = typer.Typer(help="What is configured, and where it came from.", no_args_is_help=True)
 kv_app = typer.Typer(help="The KV cache on disk.", no_args_is_help=True)
 keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
+eval_app = typer.Typer(help="What a setting costs in accuracy, measured on your text.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 app.add_typer(kv_app, name="kv")
 app.add_typer(keys_app, name="keys")
+app.add_typer(eval_app, name="eval")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Lora = Annotated[str | None, typer.Option("--lora", help="PEFT folder of a LoRA adapter to merge into the model.")]
@@ -232,6 +234,40 @@ def kv_rm(
     verb.delete(ctx.obj.settings(), tuple(owners or ()), everything)
 
 
+@eval_app.command("kv")
+def eval_kv(
+    ctx: typer.Context,
+    texts: Annotated[list[Path] | None, typer.Argument(help="UTF-8 text files; else Python's reference.")] = None,
+    model: Model = None,
+    haystacks: Annotated[int, typer.Option(min=0, help="Haystacks of 63 questions; 0: no tasks.")] = 1,
+    segments: Annotated[int, typer.Option(min=1, help="Closed segments of 2,048 tokens in a haystack.")] = 3,
+    budget: Annotated[list[float] | None, typer.Option(help="Share of the context read exactly.")] = None,
+    ablations: Annotated[bool, typer.Option(help="Also without summaries, random, local, oracle, Quest.")] = False,
+    int8_tokens: Annotated[int, typer.Option(min=0, help="Tokens to compare for the INT8 tier; 0: none.")] = 2048,
+    hybrid_tokens: Annotated[int, typer.Option(min=0, help="Tokens to compare under hybrid attention.")] = 256,
+    context: Annotated[int, typer.Option(min=4608, help="Context of the INT8 comparison, in tokens.")] = 8192,
+    threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 0,
+    report: Annotated[Path | None, typer.Option(help="Write the JSON result to this file, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare tiered KV and hybrid attention with full-precision KV: logits, attention, answers."""
+    from perilune.cli import eval_kv as verb
+
+    options = verb.Options(
+        haystacks=haystacks,
+        segments=segments,
+        budgets=tuple(budget or (0.10, 0.05)),
+        ablations=ablations,
+        int8_tokens=int8_tokens,
+        hybrid_tokens=hybrid_tokens,
+        context_tokens=context,
+        threads=threads,
+        as_json=as_json,
+        report=report,
+    )
+    verb.run(ctx.obj.settings(model__path=model), tuple(texts or ()), options)
+
+
 @keys_app.command("create")
 def keys_create(
     ctx: typer.Context,
@@ -273,6 +309,49 @@ def keys_audit(
     from perilune.cli import keys as verb
 
     verb.show_audit(ctx.obj.settings(), limit, as_json)
+
+
+@eval_app.command("weights")
+def eval_weights(
+    ctx: typer.Context,
+    texts: Annotated[list[Path] | None, typer.Argument(help="UTF-8 text files; none: a default text.")] = None,
+    model: Model = None,
+    lora: Lora = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option("--precision", help="As model.decode_weights is written, or prefill; again for more."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=256, help="Tokens to compare on.")] = 8192,
+    length: Annotated[int, typer.Option(min=256, help="Tokens of one stretch of text.")] = 4096,
+    time_limit: Annotated[float, typer.Option(min=1, help="Seconds, about; the text is cut to fit.")] = 600,
+    report: Annotated[Path | None, typer.Option(help="Write the JSON result to this file, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Accuracy of each weight precision: KLD, top-1 agreement and perplexity by position."""
+    from perilune.cli import eval_weights as verb
+
+    options = verb.Options(tuple(precision or ()), tokens, length, time_limit, as_json, report)
+    verb.run(ctx.obj.settings(model__path=model, model__lora=lora), list(texts or ()), options)
+
+
+@eval_app.command("length")
+def eval_length(
+    ctx: typer.Context,
+    texts: Annotated[list[Path] | None, typer.Argument(help="UTF-8 text files; none: a default text.")] = None,
+    model: Model = None,
+    lora: Lora = None,
+    max_length: Annotated[int, typer.Option(min=0, help="Longest text in tokens; 0: the model's window.")] = 0,
+    trials: Annotated[int, typer.Option(min=1, help="Texts of each length.")] = 4,
+    seed: Annotated[int, typer.Option(help="Draws the facts and their texts.")] = 0,
+    time_limit: Annotated[float, typer.Option(min=1, help="Seconds after which no text is begun.")] = 900,
+    report: Annotated[Path | None, typer.Option(help="Write the JSON result to this file, too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Up to which length the model still answers. Kept: serving warns about longer prompts."""
+    from perilune.cli import eval_length as verb
+
+    options = verb.Options(max_length, trials, seed, time_limit, as_json, report)
+    verb.run(ctx.obj.settings(model__path=model, model__lora=lora), list(texts or ()), options)
 
 
 @app.command()
