@@ -133,10 +133,12 @@ def hybrid(
     layer: int,
     *,
     choose: Chooser | None = None,
+    only_count: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode rows: q fp32 [T, Hq, D] at `positions` -> fp32 [T, Hq, D], and stats fp32 [T, 6] (ATTENTION_STATS).
 
-    `choose` takes the place of the policy's choice for rows that are not dense.
+    `choose` takes the place of the policy's choice for rows that are not dense. With `only_count`, the stats hold
+    exact_tokens and nan for the rest, which costs as much again as the attention.
     """
     folded = _fold(q, heads)
     contexts = positions + 1
@@ -154,6 +156,9 @@ def hybrid(
     rotated = token_weights @ far.v.flatten(1, 2)[:, None]
     rotated = rotated + summary_weights @ torch.cat([far.unit_v, far.group_v], 1)[:, None]
     out = _unfold(near_weights @ near.v[:, None] + rotate(rotated))
+    if only_count:
+        counts = _exact_tokens(near, positions, exact_units)
+        return out, torch.cat([torch.full((len(counts), 5), math.nan), counts[:, None]], -1)
     return out, _stats(scores, far, tokens, summaries, forced, exact_units, near, positions)
 
 
@@ -277,8 +282,6 @@ def _stats(
     tokens_of = torch.cat([torch.ones(sum(sizes[:2])), far.unit_n, far.group_n])
     surprise = (tokens_of.log() - log_weights).masked_fill(weights == 0, 0)
     entropy = (weights * surprise).sum(-1) / contexts.clamp(min=2).log()
-    seen = (near.positions <= positions[:, None]).sum(-1)  # [T]
-    read = seen + UNIT_TOKENS * exact_units.sum(-1)  # [Hkv, T]
     columns = [
         near_part.sum(-1) + inside,
         token_part.sum(-1) - inside,
@@ -287,7 +290,13 @@ def _stats(
         entropy,
     ]
     means = [column.mean((0, 1)) for column in columns]
-    return torch.stack([*means, read.float().mean(0)], -1)
+    return torch.stack([*means, _exact_tokens(near, positions, exact_units)], -1)
+
+
+def _exact_tokens(near: Near, positions: torch.Tensor, exact_units: torch.Tensor) -> torch.Tensor:
+    """fp32 [T]: tokens read exactly, mean over KV heads."""
+    seen = (near.positions <= positions[:, None]).sum(-1)
+    return (seen + UNIT_TOKENS * exact_units.sum(-1)).float().mean(0)
 
 
 def _exact_start(far: Far, forced: torch.Tensor) -> torch.Tensor:
