@@ -2,6 +2,10 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #include "kernels.h"
 
@@ -17,18 +21,20 @@ static const kernel_ops *best_level(void) {
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &ops_avx2;
     return &ops_portable;
 }
+#elif defined(__aarch64__) && defined(__linux__)
+static const kernel_ops *best_level(void) {
+    int has_dot = (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0, has_bf16 = (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0;
+    return has_dot && has_bf16 ? &ops_neon : &ops_portable;
+}
 #else
 static const kernel_ops *best_level(void) { return &ops_portable; }
 #endif
 
-/* `level`: 0 portable, 1 AVX2, 2 AVX-512; the best that the CPU has where it is lower. */
+/* `level`: 0 portable, 1 AVX2, 2 AVX-512 (on Arm, NEON with bf16 and dot products); the best that the CPU has where it is lower. */
 EXPORT void pk_init(context *ctx, int threads, int level) {
-    const kernel_ops *best = best_level();
+    const kernel_ops *best = level <= 0 ? &ops_portable : best_level();
 #if defined(__x86_64__)
-    if (level <= 0) best = &ops_portable;
-    else if (level == 1 && best == &ops_avx512) best = &ops_avx2;
-#else
-    (void)level;
+    if (level == 1 && best == &ops_avx512) best = &ops_avx2;
 #endif
     *ctx = (context){best, threads};
 }

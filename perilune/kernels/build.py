@@ -27,6 +27,7 @@ AVX512 = [
     *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni", "bf16")),
     "-mprefer-vector-width=512",
 ]
+NEON = ["-march=armv8.2-a+fp16+dotprod+bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +46,24 @@ def units(machine: str) -> list[Unit]:
     out = [Unit(f"{name}.c", name) for name in common]
     out += [_record_unit("portable")]
     if machine in {"x86_64", "AMD64"}:
-        defined = [
-            "ISA_OPS=ops_avx2",
-            'ISA_NAME="AVX2 + FMA"',
-            "ISA_CLOSE=close_record_avx2",
-            "TIER_OPS=tier_ops_avx2",
-        ]
-        level = [f"-D{value}" for value in defined]
+        out += _generic_units("avx2", "AVX2 + FMA", *AVX2)
         out += [
-            Unit("isa_generic.c", "isa_avx2", (*AVX2, *level)),
-            Unit("tier_generic.c", "tier_avx2", (*AVX2, *level)),
             Unit("isa_avx512.c", "isa_avx512", (*AVX512,)),
             Unit("tier_avx512.c", "tier_avx512", (*AVX512,)),
             _record_unit("avx2", *AVX2),
             _record_unit("avx512", *AVX512),
         ]
+    elif machine in {"aarch64", "arm64"}:
+        out += [*_generic_units("neon", "NEON + bf16 + dot product", *NEON), _record_unit("neon", *NEON)]
     return out
+
+
+def _generic_units(level: str, title: str, *flags: str) -> list[Unit]:
+    """The code over vector types, once more for a level."""
+    defined = [f"ISA_OPS=ops_{level}", f'ISA_NAME="{title}"', f"ISA_CLOSE=close_record_{level}"]
+    defined += [f"TIER_OPS=tier_ops_{level}"]
+    options = (*flags, *(f"-D{value}" for value in defined))
+    return [Unit(f"{part}_generic.c", f"{part}_{level}", options) for part in ("isa", "tier")]
 
 
 def _record_unit(level: str, *flags: str) -> Unit:
@@ -71,7 +74,7 @@ def _record_unit(level: str, *flags: str) -> Unit:
 
 def library_path() -> Path:
     """Where the library for the present sources and this CPU belongs, built or not."""
-    digest = hashlib.sha256(" ".join([*FLAGS, *AVX2, *AVX512]).encode())
+    digest = hashlib.sha256(" ".join([*FLAGS, *AVX2, *AVX512, *NEON]).encode())
     for path in sorted([*FOLDER.glob("*.c"), *FOLDER.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
     return FOLDER / f"_native-{platform.machine()}-{digest.hexdigest()[:12]}.so"

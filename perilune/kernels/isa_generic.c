@@ -1,5 +1,6 @@
 /* Linear and attention over GCC's vector types. Compiled twice: as it stands (4 lanes: SSE2, NEON, anything), and with
- * AVX2, FMA and F16C enabled (8 lanes, -DISA_OPS=ops_avx2). Activations and probabilities stay fp32.
+ * AVX2, FMA and F16C enabled (8 lanes, -DISA_OPS=ops_avx2). Activations and probabilities stay fp32. On Arm also with bf16
+ * and dot products (-DISA_OPS=ops_neon), where attention's loops are isa_neon.h's.
  */
 #include "rowwise.h"
 #include "tier.h"
@@ -175,6 +176,10 @@ INLINE vf exp2_lanes(vf x) { /* as exp2_fast */
     return p * (vf)(((vi)shifted - 0x4b400000 + 127) << 23);
 }
 
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include "isa_neon.h"
+#else
+
 /* Scores of `rows` rows over one block: pairs along head_dim, 32 tokens wide. `stride` is the group's rows. */
 INLINE void score_block(const int rows, const uint32_t *q, int stride, const uint16_t *k, int pairs, tile_scores *scores,
                         int offset) {
@@ -209,6 +214,8 @@ INLINE void add_values(const int rows, const tile_scores *p, const kv_tile *tile
             for (int i = 0; i < 16 / WIDTH; i++) store(out + r * head_dim + dim + WIDTH * i, acc[r][i]);
     }
 }
+
+#endif
 
 /* Scores to probabilities in place, the row's new maximum and sum; returns by how much old sums shrink. */
 static float softmax_row(row_group *group, int r, int start, float scale, float *scores) {

@@ -192,6 +192,8 @@ static inline void phase_wait(phase *p, int total) {
 extern const kernel_ops ops_portable;
 #if defined(__x86_64__)
 extern const kernel_ops ops_avx2, ops_avx512;
+#elif defined(__aarch64__)
+extern const kernel_ops ops_neon;
 #endif
 
 /* api.c: weights standing side by side times prepared rows */
@@ -297,6 +299,9 @@ static inline uint8_t *record_payload(const segment_pool *pool, int slot, int la
 static inline float half_to_float(uint16_t half) {
 #if defined(__F16C__)
     return _cvtsh_ss(half);
+#elif defined(__aarch64__)
+    union { uint16_t u; __fp16 f; } bits = {half};
+    return bits.f;
 #else
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, magnitude = half & 0x7fff;
     union { uint32_t u; float f; } bits = {magnitude << 13};
@@ -310,6 +315,9 @@ static inline float half_to_float(uint16_t half) {
 static inline uint16_t float_to_half(float value) { /* to nearest, ties to even */
 #if defined(__F16C__)
     return _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+    union { __fp16 f; uint16_t u; } bits = {(__fp16)value};
+    return bits.u;
 #else
     union { float f; uint32_t u; } bits = {value};
     uint32_t sign = bits.u >> 16 & 0x8000, magnitude = bits.u & 0x7fffffff;

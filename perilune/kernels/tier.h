@@ -62,6 +62,8 @@ struct tier_ops {
 extern const tier_ops tier_ops_portable;
 #if defined(__x86_64__)
 extern const tier_ops tier_ops_avx2, tier_ops_avx512;
+#elif defined(__aarch64__)
+extern const tier_ops tier_ops_neon;
 #endif
 
 static inline const uint16_t *halves_at(const uint8_t *record, int32_t offset) {
