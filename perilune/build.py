@@ -311,7 +311,7 @@ def _tier_policy(settings: Settings) -> TierPolicy:
 
     attention, kv = settings.attention, settings.kv_cache
     named = presets(attention.window_size, attention.sparse_topk, attention.summary_weight)
-    return TierPolicy(kv.warm_size if kv.warm_compress else 0, named)
+    return TierPolicy(kv.warm_size if kv.warm_compress else 0, named, attention.adaptive_window)
 
 
 def _limits(settings: Settings) -> Limits:
@@ -378,3 +378,16 @@ def _gauges(engine: EngineLoop, telemetry: Telemetry) -> None:
     telemetry.gauge("queued_prefill_tokens", float(stats.queued_prefill_tokens))
     used = 1 - stats.free_blocks / stats.total_blocks if stats.total_blocks else 0.0
     telemetry.gauge("kv_cache_usage_ratio", used)
+    use = engine.kv_use()
+    for tier, size in (
+        ("hot", use.hot_bytes),
+        ("warm", use.warm_bytes),
+        ("cold", use.cold_bytes),
+        ("summary", use.summary_bytes),
+    ):
+        telemetry.gauge("kv_tier_bytes", float(size), tier=tier)
+    telemetry.gauge("kv_idle_bytes", float(use.idle_bytes))
+    telemetry.gauge("kv_limit_bytes", float(use.limit_bytes))
+    telemetry.gauge("kv_fragmentation_ratio", use.fragmentation)
+    telemetry.gauge("warm_compression_ratio", use.warm_compression)
+    telemetry.gauge("kv_pressure", float(use.level))

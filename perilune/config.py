@@ -102,7 +102,7 @@ class KVCacheSettings(Block):
     hot_size: int = Field(
         2048, ge=2048, multiple_of=2048, description="Tokens kept at full precision, in whole segments of 2,048."
     )
-    warm_size: int = Field(65536, ge=0, description="Tokens behind them kept as INT8 in RAM, per sequence.")
+    warm_size: int = Field(65536, ge=0, description="The newest INT8 tokens, kept in RAM, per sequence.")
     warm_compress: bool = Field(
         True, description="Keep the warm tier as INT8. false: at full precision, as more of the hot tier."
     )

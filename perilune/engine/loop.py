@@ -28,6 +28,7 @@ from perilune.core import (
 )
 from perilune.engine.observe import EngineObserver, NullObserver
 from perilune.engine.policy import EngineLimits
+from perilune.engine.pressure import KVUse, Pressure
 from perilune.engine.sequence import Emit, EngineSequence
 from perilune.engine.stepper import Stepper, TierPolicy
 from perilune.errors import ContextTooLong, InternalError, InvalidRequest, InvalidStateError, Overloaded
@@ -117,6 +118,7 @@ class EngineLoop:
         """See `service.ports.Engine`. Raises `InvalidRequest` for an empty prompt, `InvalidStateError` for an
         id in use."""
         self._check_size(spec)
+        self._check_memory()
         hashes = block_hashes(spec.token_ids, spec.salt)
         with self._lock:
             self._check_open()
@@ -189,6 +191,18 @@ class EngineLoop:
             raise InternalError(_BROKEN, hint="Restart the server; its log says what happened.")
         if self._refusal is not None:
             raise Overloaded(self._refusal, hint="Try again in a moment.")
+
+    def kv_use(self) -> KVUse:
+        """Bytes of KV by tier, and how pressed for memory it is. From any thread."""
+        return self._stepper.kv_use()
+
+    def _check_memory(self) -> None:
+        use = self.kv_use()
+        if use.level is Pressure.RED:
+            raise Overloaded(
+                f"KV takes {use.share:.0%} of the memory that it may have, so no new work is taken.",
+                hint="Try again in a moment; if it stays so, lower kv_cache.ram or give the machine more memory.",
+            )
 
     def _check_size(self, spec: SequenceSpec) -> None:
         tokens, capacity = len(spec.token_ids), self._stepper.capacity(spec)

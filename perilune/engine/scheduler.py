@@ -203,6 +203,7 @@ class Scheduler:
             samples,
             self._tiers.visible(sequence, start, size, samples) if sequence.tiered else (),
             sequence.attention,
+            sequence.zone is not None,
         )
         return True
 
@@ -486,6 +487,9 @@ class Scheduler:
             sequence = self._sequences.get(piece.seq_id)
             if sequence is None:
                 continue
+            if sequence.zone is not None and sequence.attention is not None and piece.seq_id in result.attention:
+                window = sequence.zone.observe(result.attention[piece.seq_id])
+                sequence.attention = replace(sequence.attention, window_tokens=window)
             decoded = sequence.decodes
             sequence.computed = piece.end
             self._share(sequence)

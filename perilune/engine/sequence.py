@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perilune.core import BLOCK_TOKENS, EngineEvent, KVPolicy, SequenceSpec, ServiceClass
+from perilune.engine.hot_zone import HotZone
 from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import BlockHash
 
@@ -59,6 +60,7 @@ class EngineSequence:
     disk_failed: bool = False  # a load came back short: compute the rest, don't ask the disk again
     opened: bool = False  # the runtime has a context for it
     attention: AttentionPolicy | None = None  # how decode reads closed segments
+    zone: HotZone | None = None  # of a sequence whose window adapts
     segments: list[int] = field(default_factory=list)  # slots of the complete segments, in order
     closing: dict[int, int] = field(default_factory=dict)  # segments not closed yet: records that are made
     released_segments: int = 0  # leading segments whose blocks were given back

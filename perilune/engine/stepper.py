@@ -7,6 +7,7 @@ threads or queues. Not thread-safe, but for `lookup`.
 from __future__ import annotations
 
 import logging
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from perilune.core import (
     SequenceSpec,
 )
 from perilune.engine.block_pool import BlockPool
+from perilune.engine.hot_zone import HotZone
 from perilune.engine.observe import EngineObserver, StepObservation
 from perilune.engine.policy import ChunkController, EngineLimits
 from perilune.engine.prefix_cache import PrefixCache
+from perilune.engine.pressure import Counts, KVUse, Pressure, PressureGauge
 from perilune.engine.residency import Post, Residency, Worker
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.segments import Segments
@@ -34,6 +37,7 @@ from perilune.errors import ConfigError, InvalidRequest, PeriluneError
 from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import BlockHash
 from perilune.runtime.kv.store import KVStore
+from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.mri import CancelFlag, ModelRuntime, StepAbandoned, StepPlan
 from perilune.telemetry import Telemetry
 
@@ -42,10 +46,12 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TierPolicy:
-    """How tiered sequences are served: WARM tokens of each (spec R4), and attention presets by name (spec R8)."""
+    """How tiered sequences are served: WARM tokens of each (spec R4), attention presets by name (spec R8), and
+    whether windows adapt (spec R7)."""
 
     warm_tokens: int = 65536
     presets: Mapping[str, AttentionPolicy] = field(default_factory=lambda: {"general": AttentionPolicy()})
+    adaptive: bool = False
 
 
 class Stepper:
@@ -66,6 +72,7 @@ class Stepper:
         observer: EngineObserver,
         segment_store: KVStore | None = None,
         tier_policy: TierPolicy | None = None,
+        free_bytes: Callable[[], int] = free_memory_bytes,
     ) -> None:
         self._runtime = runtime
         self._clock = clock
@@ -91,6 +98,8 @@ class Stepper:
         self.capacity_tokens = min(runtime.max_context_tokens, runtime.num_blocks * BLOCK_TOKENS)
         self._tier_policy = tier_policy or TierPolicy()
         self.segments, self._moves = self._make_segments(loader, post)
+        tiers = runtime.tiers
+        self._gauge = PressureGauge(runtime.kv_spec, tiers.spec if tiers else None, free_bytes, clock)
         self._scheduler = Scheduler(
             self.pool,
             self.cache,
@@ -149,8 +158,12 @@ class Stepper:
         try:
             self._prepare(plan, cancelled)
             start = self._clock()
+            faults = _disk_reads()
             result = self._runtime.forward_step(plan, cancelled)
             seconds = self._clock() - start
+            if decoding and self._moves is not None and self._moves.reads_cold(plan):
+                outcome = "hit" if _disk_reads() == faults else "miss"
+                self._telemetry.count("kv_cold_steps_total", outcome=outcome)
             self._close_segments(plan, cancelled)
         except StepAbandoned:
             self._telemetry.count("engine_steps_abandoned_total")
@@ -164,8 +177,7 @@ class Stepper:
             self._observe(plan, decoding, seconds)  # else it would say little about rates
         self._scheduler.update(plan, result)
         self._hang_up()
-        if self._moves is not None:
-            self._moves.balance(self._scheduler.running)
+        self._relieve()
 
     def _prepare(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Have what tiered sequences are about to read. Raises `StepAbandoned`."""
@@ -197,11 +209,38 @@ class Stepper:
         self._telemetry.count("engine_prefill_tokens_total", tokens)
         self._telemetry.count("engine_decode_tokens_total", len(decoding))
 
+    def kv_use(self) -> KVUse:
+        """Bytes by tier and the level of pressure, at most half a second old. From any thread."""
+        return self._gauge.measure(self._counts()) if self._gauge.due() else self._gauge.use
+
+    def _relieve(self) -> None:
+        """Between steps: move payloads as tiers and memory ask for."""
+        use = self.kv_use()
+        if self._moves is None:
+            return
+        self._moves.pressed = use.level is Pressure.RED
+        if use.level >= Pressure.ORANGE:
+            for sequence in self.sequences:
+                if sequence.zone is not None:
+                    sequence.zone.shrink()
+        self._moves.balance(self._scheduler.running)
+
+    def _counts(self) -> Counts:
+        tiers, pool = self._runtime.tiers, self.pool
+        used = pool.total - pool.available
+        tokens = sum(min(s.computed, s.held_blocks * BLOCK_TOKENS) for s in self.sequences)
+        if tiers is None:
+            return Counts(used, pool.cached, used_tokens=tokens)
+        warm, cold = tiers.spec.warm_frames - tiers.warm_free, tiers.spec.cold_frames - tiers.cold_free
+        return Counts(used, pool.cached, warm, cold, tokens)
+
     # ---------------------------------------------------------------------------- between two steps
 
     def add(self, sequence: EngineSequence) -> None:
         if sequence.tiered:
             sequence.attention = self._tier_policy.presets[sequence.spec.preset]
+            if self._tier_policy.adaptive:
+                sequence.zone = HotZone(sequence.attention.window_tokens)
         self._scheduler.add(sequence)
 
     def cancel(self, seq_id: str) -> None:
@@ -288,6 +327,11 @@ class Stepper:
     def _evicted(self, blocks: Sequence[int]) -> None:
         self.cache.discard(blocks)
         self._runtime.evict_kv(blocks)
+
+
+def _disk_reads() -> int:
+    """Pages that this process has had to wait for a disk for."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
 def _branches(runtime: ModelRuntime, limits: EngineLimits) -> int:

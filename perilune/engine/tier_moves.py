@@ -15,7 +15,7 @@ from functools import partial
 from perilune.engine.residency import Post, Worker
 from perilune.engine.segments import Segments
 from perilune.engine.sequence import EngineSequence
-from perilune.runtime.mri import KVTiers, PayloadMove
+from perilune.runtime.mri import KVTiers, PayloadMove, StepPlan
 from perilune.telemetry import Telemetry
 
 MOVES = 2
@@ -56,6 +56,10 @@ class TierMoves:
             for slot in self._promotions(tiered):
                 if self._tiers.warm_free <= RESERVE_FRAMES or not self._start(slot, to_cold=False):
                     return
+
+    def reads_cold(self, plan: StepPlan) -> bool:
+        """A step reads segments that lie on disk."""
+        return any(self._tiers.is_cold(slot) for piece in plan.slices for slot in piece.segments)
 
     def fetch(self, slots: Sequence[int]) -> None:
         """A prefill step reads every unit: have COLD payloads in RAM before it, and note how long that took."""

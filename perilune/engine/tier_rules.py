@@ -15,7 +15,7 @@ from perilune.runtime.kv.spec import TierSpec
 
 @dataclass(frozen=True, slots=True)
 class TierRules:
-    """`warm_tokens`: closed tokens behind the hot zone whose payload stays in RAM."""
+    """`warm_tokens`: the newest closed tokens, whose payload stays in RAM."""
 
     spec: TierSpec
     warm_tokens: int
@@ -44,7 +44,7 @@ class TierRules:
 
     def cold(self, computed: int) -> int:
         """Leading segments behind the WARM tier."""
-        return max(0, computed - self.spec.hot_tokens - self.warm_tokens) // self.spec.segment_tokens
+        return max(0, self.complete(computed) - self.warm_tokens // self.spec.segment_tokens)
 
     def blocks_needed(self, tokens: int) -> int:
         """Most blocks that a sequence holds at once on its way to `tokens`."""

@@ -137,6 +137,22 @@ TABLE: tuple[Metric, ...] = (
         ("service_class",),
         aliases=("vllm:num_preemptions",),
     ),
+    # Tiers of KV
+    Metric("kv_tier_bytes", "gauge", "Bytes of KV by tier: hot, warm, cold (on disk), summary.", ("tier",)),
+    Metric("kv_idle_bytes", "gauge", "Cached full-precision KV that nobody uses; part of the hot tier."),
+    Metric("kv_limit_bytes", "gauge", "What KV may take: its RAM now, and what the system has free."),
+    Metric("kv_fragmentation_ratio", "gauge", "Share of the used blocks' places that hold no token."),
+    Metric(
+        "warm_compression_ratio", "gauge", "1 - INT8 bytes, with summaries, over fp32 bytes of the same tokens."
+    ),
+    Metric("kv_pressure", "gauge", "0 green, 1 yellow, 2 orange, 3 red: new work is refused."),
+    Metric("kv_segments_closed", "counter", "Segments of 2,048 tokens made INT8."),
+    Metric("kv_tier_moves", "counter", "Segments moved between RAM and disk.", ("to",)),
+    Metric("kv_tier_move_failures", "counter", "Segments that could not be moved; they stayed as they were."),
+    Metric(
+        "kv_cold_steps", "counter", "Decode steps over segments on disk, by whether they read it.", ("outcome",)
+    ),
+    Metric("kv_cold_stall_seconds", "histogram", "Reading segments from disk before a prefill step.", (), _SECONDS),
     # KV between the engine and the disk tier
     Metric("kv_load_seconds", "histogram", "Loading one sequence's KV.", (), _SECONDS),
     Metric("kv_load_failures", "counter", "Loads that failed; the tokens were computed instead."),

@@ -19,7 +19,6 @@ from perilune.engine.policy import EngineLimits
 from perilune.engine.stepper import TierPolicy
 from perilune.errors import InvalidStateError, Overloaded
 from perilune.kernels.tiers import AttentionPolicy
-from perilune.runtime.kv import cold
 from perilune.runtime.kv.cold import SpillFile
 from perilune.runtime.kv.disk import DiskKVStore
 from perilune.runtime.kv.sizing import TierSettings
@@ -180,7 +179,7 @@ def test_a_full_disk_is_said_at_start(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cold.os, "posix_fallocate", full)
+    monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(Overloaded, match="COLD") as error:
         SpillFile(tmp_path, 4, 4096, [(0, 4096)])
     assert error.value.hint

@@ -1,0 +1,208 @@
+"""Memory that a long context's KV keeps in RAM: bf16 over tiered, index and outliers counted.
+
+    python -m bench.kv_memory [--quick] [--json FILE]
+
+SmolLM2-135M's shape (30 layers, 3 KV heads of 64). At 128K the real engine, segment pool, closing kernels and
+background moves run over random KV, at the default tier sizes, and the growth of the process's anonymous memory is
+the figure. At 1M the bytes are computed from the layout, and checked by allocating and touching just that. --quick
+takes 3 of the 30 layers: both sides of the ratio shrink alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from bench.machine import describe
+from bench.report import Bar, Options, Result, finish, parse_options
+from perilune.core import KVPolicy, SamplingParams, SequenceSpec, ServiceClass
+from perilune.engine.observe import NullObserver
+from perilune.engine.policy import EngineLimits
+from perilune.engine.sequence import EngineSequence
+from perilune.engine.stepper import Stepper, TierPolicy
+from perilune.engine.tier_rules import TierRules
+from perilune.kernels import select
+from perilune.kernels.interface import Kernels, KVLayout
+from perilune.kernels.memory import zeroed_bytes
+from perilune.kernels.tiers import SEGMENT_TOKENS, SegmentLayout
+from perilune.runtime.kv.spec import KVSpec, TierSpec
+from perilune.runtime.kv.tiers import SegmentTiers, TierSize
+from perilune.runtime.mri import CancelFlag, Capabilities, EvictReply, KVSummary, StepPlan, StepResult
+from perilune.telemetry import Telemetry
+
+BARS = {
+    "bf16_over_resident_128k": Bar(at_least=3.0),
+    "bf16_over_resident_1m": Bar(at_least=12.0),
+    "allocated_over_computed_1m": Bar(at_most=1.02),
+}
+HEADS, HEAD_DIM, LAYERS, QUICK_LAYERS = 3, 64, 30, 3
+SHORT, LONG = 128 * 1024, 1024 * 1024
+WARM_TOKENS = 65536
+T = TypeVar("T")
+
+
+class FilledRuntime:
+    """An MRI whose steps write random KV instead of computing any: tiers and kernels are the real ones."""
+
+    capabilities = Capabilities()
+
+    def __init__(self, kernels: Kernels, layers: int, folder: Path, num_tokens: int) -> None:
+        self.kv_spec = KVSpec(layers, HEADS, HEAD_DIM, "bf16", "random")
+        layout = SegmentLayout(layers, HEADS, HEAD_DIM)
+        segments = num_tokens // SEGMENT_TOKENS
+        warm = WARM_TOKENS // SEGMENT_TOKENS
+        rules = TierRules(TierSpec(1, 1, 1, 1, 1, 0), WARM_TOKENS)
+        self.num_blocks = rules.blocks_needed(num_tokens)
+        self._pool = kernels.allocate_pool(KVLayout(layers, HEADS, HEAD_DIM, "bf16"), self.num_blocks)
+        self._bytes = self._pool.data.numpy().data
+        # Two frames more than WARM holds: one for the segment that closes, one for a move's target.
+        size = TierSize(segments, warm + 2, segments - warm, folder)
+        self.tiers = SegmentTiers(kernels, self._pool, layout, range(layers), size)
+        self.max_context_tokens = num_tokens
+        self._noise = torch.randn(self.kv_spec.block_bytes // 2 + 4096).bfloat16().view(torch.uint8).numpy().data
+
+    def init_context(self, seq_id: str, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+        return
+
+    def release_context(self, seq_id: str) -> None:
+        return
+
+    def forward_step(self, plan: StepPlan, cancelled: CancelFlag) -> StepResult:
+        for piece in plan.slices:
+            for index in range(piece.start // 32, -(-piece.end // 32)):
+                shift = 2 * (index * 61 % 4096)
+                self.block_view(piece.block_table[index])[:] = self._noise[shift : shift + self.kv_spec.block_bytes]
+        return StepResult({}, {})
+
+    def evict_kv(self, block_ids: Sequence[int]) -> EvictReply:
+        return EvictReply(len(block_ids))
+
+    def get_kv_summary(self) -> KVSummary:
+        return KVSummary(self.num_blocks, self.kv_spec.block_bytes, 0)
+
+    def block_view(self, block_id: int) -> memoryview:
+        size = self.kv_spec.block_bytes
+        return self._bytes[block_id * size : (block_id + 1) * size]
+
+    def close(self) -> None:
+        return
+
+
+class _Now:
+    """A worker that does its work at once."""
+
+    def submit(self, fn: Callable[[], T], /) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_result(fn())
+        return future
+
+
+def main() -> None:
+    options = parse_options(__doc__ or "")
+    layers = QUICK_LAYERS if options.quick else LAYERS
+    result = Result("kv_memory", {}, describe(), [], quick=options.quick)
+    kernels = select.load(torch.get_num_threads())
+    with tempfile.TemporaryDirectory() as folder:
+        _measure_128k(kernels, layers, Path(folder), result)
+    _check_1m(layers, result)
+    _report(result, options)
+
+
+def _report(result: Result, options: Options) -> None:
+    result.notes.append(f"{result.runs[0]['layers']} layers; COLD payloads are in a mapped file and not counted")
+    finish(result, BARS, options)
+
+
+def _measure_128k(kernels: Kernels, layers: int, folder: Path, result: Result) -> None:
+    """Run 128K tokens through the engine; stop before they end, when nothing has been given back."""
+    gc.collect()
+    before = _anonymous_bytes()
+    runtime = FilledRuntime(kernels, layers, folder, SHORT)
+    stepper = Stepper(
+        runtime,
+        None,
+        EngineLimits(),
+        loader=_Now(),
+        saver=_Now(),
+        post=lambda call: call(),
+        ended=lambda sequence: None,
+        clock=time.monotonic,
+        telemetry=Telemetry(),
+        observer=NullObserver(),
+        tier_policy=TierPolicy(WARM_TOKENS),
+    )
+    # One token more than 128K, so that the sequence still holds everything when 128K are computed.
+    tokens = range(SHORT + 1)
+    spec = SequenceSpec(
+        "long",
+        tokens,
+        b"",
+        SamplingParams(),
+        0,
+        frozenset(),
+        ServiceClass.P0_INTERACTIVE,
+        kv_policy=KVPolicy.TIERED,
+    )
+    sequence = EngineSequence(spec, lambda event: None, [], 1, 0.0)
+    stepper.add(sequence)
+    start, flag = time.monotonic(), CancelFlag()
+    while sequence.computed < SHORT:
+        plan = stepper.plan()
+        assert plan is not None
+        stepper.execute(plan, flag)
+    seconds = time.monotonic() - start
+    use, resident = stepper.kv_use(), _anonymous_bytes() - before
+    full = SHORT * runtime.kv_spec.token_bytes
+    result.figures["bf16_over_resident_128k"] = round(full / resident, 3)
+    result.runs.append(
+        {
+            "layers": layers,
+            "tokens": SHORT,
+            "bf16_bytes": full,
+            "resident_bytes": resident,
+            "counted_bytes": use.resident_bytes,
+            "cold_bytes": use.cold_bytes,
+            "seconds": round(seconds, 1),
+        }
+    )
+    stepper.cancel("long")
+
+
+def _check_1m(layers: int, result: Result) -> None:
+    """Bytes of 1M tokens by the layout; then allocate, touch and weigh them."""
+    layout = SegmentLayout(layers, HEADS, HEAD_DIM)
+    kv = KVSpec(layers, HEADS, HEAD_DIM, "bf16", "random")
+    rules = TierRules(TierSpec(1, 1, 1, 1, 1, 0), WARM_TOKENS)
+    segments = rules.complete(LONG)
+    warm = segments - rules.cold(LONG)
+    held = LONG - rules.released(LONG) * SEGMENT_TOKENS + rules.spec.sink_tokens
+    resident = kv.blocks_for(held) * kv.block_bytes
+    resident += warm * layout.segment_payload_bytes + segments * layout.segment_summary_bytes
+    gc.collect()
+    before = _anonymous_bytes()
+    data = zeroed_bytes(resident)
+    data[::4096] = 1
+    allocated = _anonymous_bytes() - before
+    result.figures["bf16_over_resident_1m"] = round(LONG * kv.token_bytes / resident, 3)
+    result.figures["allocated_over_computed_1m"] = round(allocated / resident, 4)
+    result.runs.append({"layers": layers, "tokens": LONG, "resident_bytes": resident, "allocated_bytes": allocated})
+
+
+def _anonymous_bytes() -> int:
+    """Anonymous resident memory of this process; a mapped file's pages are not in it."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        line = next(line for line in status if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "2")
+    main()
