@@ -1,8 +1,8 @@
 """One client connection: what it may hold while no request runs, and a clear answer to bytes that are no request.
 
-Knows uvicorn's h11 protocol; doesn't know requests' meaning. uvicorn alone waits for ever for the end of
-a request's headers, or of a body that was refused already, and takes as many connections as there are descriptors: one client
-without a key could shut everybody out (slow loris).
+Knows uvicorn's h11 protocol; doesn't know requests' meaning. uvicorn alone waits for ever for the end of a request,
+or of a body that was refused already, and takes as many connections as there are descriptors: one client without a
+key could shut everybody out (slow loris).
 """
 
 from __future__ import annotations
