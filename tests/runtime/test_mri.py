@@ -159,4 +159,4 @@ def test_a_pass_is_short_on_a_real_model(smollm2_path: Path) -> None:
     waits_s = [time_to_abandon(runtime, plan, 0.3) for _ in range(4)]
     assert runtime.pass_rows >= 32
     # 50 ms on a quiet machine (bench.cancel); here the machine may be busy, so the best try counts.
-    assert min(waited_s for waited_s in waits_s if waited_s is not None) < 0.2
+    assert min(waited_s for waited_s in waits_s if waited_s is not None) < 0.5
