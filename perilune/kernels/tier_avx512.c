@@ -10,13 +10,13 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define SLACK 8.0f   /* the maximum moves only when a score passes it by 2^SLACK, see isa_avx512.c */
-#define AHEAD 2      /* units fetched ahead of the one at work */
 #define MAX_DIM 512
 
 typedef struct block { /* one or two units of the same 32 tokens */
     const uint8_t *k[2];
     const int8_t *v[2];
     const uint16_t *k_scale, *k_zero, *v_scale[2];
+    const struct block *ahead; /* fetched line by line meanwhile: a burst would fill the miss buffers and stall */
 } block;
 
 INLINE __m512 halves_16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -25,6 +25,11 @@ INLINE __m512i broadcast4(const void *bytes) {
     int32_t word;
     memcpy(&word, bytes, 4);
     return _mm512_set1_epi32(word);
+}
+
+/* acc += 64 products, unsigned times signed. The intrinsic makes GCC 12 copy every accumulator in and out of a loop. */
+INLINE void dot(__m512i *acc, __m512i unsigned_bytes, __m512i signed_bytes) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(*acc) : "v"(unsigned_bytes), "v"(signed_bytes));
 }
 
 INLINE __m512 exp2_16(__m512 x) { /* exp2_fast of rowwise.h, 0 below -126 */
@@ -38,6 +43,16 @@ INLINE __m512 exp2_16(__m512 x) { /* exp2_fast of rowwise.h, 0 below -126 */
     return _mm512_scalef_ps(p, n);
 }
 
+INLINE __m512 log2_16(__m512 x) { /* log2_fast of rowwise.h: atanh series of the mantissa; x > 0 */
+    __m512 m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src), one = _mm512_set1_ps(1.0f);
+    __m512 exponent = _mm512_getexp_ps(_mm512_div_ps(x, m)), t = _mm512_div_ps(_mm512_sub_ps(m, one), _mm512_add_ps(m, one));
+    __m512 square = _mm512_mul_ps(t, t), p = _mm512_set1_ps(0.412198583f);
+    p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(0.577078016f));
+    p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(0.961796694f));
+    p = _mm512_fmadd_ps(p, square, _mm512_set1_ps(2.88539008f));
+    return _mm512_fmadd_ps(t, p, exponent);
+}
+
 INLINE __m512 fixed_to_float(__m512i high, __m512i low) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
 }
@@ -49,25 +64,36 @@ typedef struct folded { /* a query in a block's key codes */
     float step, zero;
 } folded;
 
-INLINE void fold_query(const float *q, const block *b, int dim, folded *out) {
-    _Alignas(64) float scaled[MAX_DIM];
-    __m512 top = _mm512_setzero_ps(), zero = _mm512_setzero_ps();
+INLINE void fold_queries(const int rows, const float *q, const block *b, int dim, folded *out) {
+    _Alignas(64) float scaled[TIER_ROWS][MAX_DIM];
+    __m512 top[TIER_ROWS], zero[TIER_ROWS], inverse[TIER_ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) top[r] = zero[r] = _mm512_setzero_ps();
     for (int d = 0; d < dim; d += 16) {
-        __m512 x = _mm512_loadu_ps(q + d), y = _mm512_mul_ps(x, halves_16(b->k_scale + d));
-        zero = _mm512_fmadd_ps(x, halves_16(b->k_zero + d), zero);
-        top = _mm512_max_ps(top, _mm512_abs_ps(y));
-        _mm512_store_ps(scaled + d, y);
+        __m512 scale = halves_16(b->k_scale + d), add = halves_16(b->k_zero + d);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512 x = _mm512_loadu_ps(q + r * dim + d), y = _mm512_mul_ps(x, scale);
+            zero[r] = _mm512_fmadd_ps(x, add, zero[r]);
+            top[r] = _mm512_max_ps(top[r], _mm512_abs_ps(y));
+            _mm512_store_ps(scaled[r] + d, y);
+        }
     }
-    float peak = _mm512_reduce_max_ps(top);
-    __m512 inverse = _mm512_set1_ps(peak > 0.0f ? 32512.0f / peak : 0.0f); /* 127 * 256: the high byte stays 127 */
-    for (int d = 0; d < dim; d += 16) {
-        __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(scaled + d), inverse));
-        __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
-        _mm_store_si128((__m128i *)(out->high + d), _mm512_cvtepi32_epi8(high));
-        _mm_store_si128((__m128i *)(out->low + d), _mm512_cvtepi32_epi8(x)); /* truncates to the low byte */
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+        float peak = _mm512_reduce_max_ps(top[r]);
+        inverse[r] = _mm512_set1_ps(peak > 0.0f ? 32512.0f / peak : 0.0f); /* 127 * 256: the high byte stays 127 */
+        out[r].step = peak / 32512.0f;
+        out[r].zero = _mm512_reduce_add_ps(zero[r]);
     }
-    out->step = peak / 32512.0f;
-    out->zero = _mm512_reduce_add_ps(zero);
+    for (int d = 0; d < dim; d += 16)
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_load_ps(scaled[r] + d), inverse[r]));
+            __m512i high = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8);
+            _mm_store_si128((__m128i *)(out[r].high + d), _mm512_cvtepi32_epi8(high));
+            _mm_store_si128((__m128i *)(out[r].low + d), _mm512_cvtepi32_epi8(x)); /* truncates to the low byte */
+        }
 }
 
 INLINE void block_scores(const int rows, const int units, const block *b, const folded *q, int dim, __m512 s[][2]) {
@@ -80,13 +106,15 @@ INLINE void block_scores(const int rows, const int units, const block *b, const 
         __m512i k[2];
 #pragma GCC unroll 2
         for (int u = 0; u < units; u++) k[u] = _mm512_loadu_si512(b->k[u] + 64 * c);
+#pragma GCC unroll 2
+        for (int u = 0; u < 2; u++) _mm_prefetch((const char *)b->ahead->k[u] + 64 * c, _MM_HINT_T0);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             __m512i h = broadcast4(q[r].high + 4 * c), l = broadcast4(q[r].low + 4 * c);
 #pragma GCC unroll 2
             for (int u = 0; u < units; u++) {
-                high[r][u] = _mm512_dpbusd_epi32(high[r][u], k[u], h);
-                low[r][u] = _mm512_dpbusd_epi32(low[r][u], k[u], l);
+                dot(&high[r][u], k[u], h);
+                dot(&low[r][u], k[u], l);
             }
         }
     }
@@ -156,14 +184,19 @@ INLINE void block_values(const int rows, const int units, const int width, const
         for (int quad = 0; quad < 4; quad++) {
             __m512i v[4];
 #pragma GCC unroll 4
-            for (int j = 0; j < width; j++) v[j] = _mm512_loadu_si512(b->v[u] + 4 * (quad * head_dim + dim + 16 * j));
+            for (int j = 0; j < width; j++) {
+                int at = 4 * (quad * head_dim + dim + 16 * j);
+                v[j] = _mm512_loadu_si512(b->v[u] + at);
+                _mm_prefetch((const char *)b->ahead->v[u] + at, _MM_HINT_T0);
+                if (units == 1) _mm_prefetch((const char *)b->ahead->v[1] + at, _MM_HINT_T0);
+            }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 __m512i h = broadcast4(p[r].high + 16 * u + 4 * quad), l = broadcast4(p[r].low + 16 * u + 4 * quad);
 #pragma GCC unroll 4
                 for (int j = 0; j < width; j++) {
-                    high[r][j] = _mm512_dpbusd_epi32(high[r][j], h, v[j]);
-                    low[r][j] = _mm512_dpbusd_epi32(low[r][j], l, v[j]);
+                    dot(&high[r][j], h, v[j]);
+                    dot(&low[r][j], l, v[j]);
                 }
             }
         }
@@ -184,7 +217,7 @@ INLINE void attend_block(const int rows, const int units, tier_rows *state, int 
     __m512 s[TIER_ROWS][2], scale[2];
     float shrink[TIER_ROWS], *acc = state->acc + first * state->padded;
     int dim = state->dim, d = 0;
-    for (int r = 0; r < rows; r++) fold_query(state->q + (first + r) * dim, b, dim, &q[r]);
+    fold_queries(rows, state->q + first * dim, b, dim, q);
     block_scores(rows, units, b, q, dim, s);
 #pragma GCC unroll 2
     for (int u = 0; u < units; u++) scale[u] = halves_16(b->v_scale[u]);
@@ -219,39 +252,44 @@ static void attend_one(tier_rows *state, const block *b) { attend_any(1, state, 
 
 static void attend_two(tier_rows *state, const block *b) { attend_any(2, state, b); }
 
-INLINE void open_unit(const record_layout *at, const unit_ref *ref, int dim, int side, block *b) {
-    int pair = ref->unit / 2;
-    b->k[side] = ref->payload + at->k + (int64_t)ref->unit * UNIT_TOKENS * dim;
-    b->v[side] = (const int8_t *)(ref->payload + at->v + (int64_t)ref->unit * UNIT_TOKENS * dim);
-    b->v_scale[side] = halves_at(ref->payload, at->v_scale) + ref->unit * UNIT_TOKENS;
-    b->k_scale = halves_at(ref->payload, at->k_scale) + pair * dim;
-    b->k_zero = halves_at(ref->payload, at->k_zero) + pair * dim;
+INLINE int open_block(const record_layout *at, const unit_ref *ref, int left, int dim, block *b) { /* units it holds */
+    int64_t size = (int64_t)UNIT_TOKENS * dim, unit = ref->unit;
+    int two = left > 1 && ref[1].payload == ref->payload && unit % 2 == 0 && ref[1].unit == unit + 1;
+    b->k_scale = halves_at(ref->payload, at->k_scale) + unit / 2 * dim;
+    b->k_zero = halves_at(ref->payload, at->k_zero) + unit / 2 * dim;
+    for (int side = 0; side < 2; side++) {
+        int64_t number = unit + (side && two);
+        b->k[side] = ref->payload + at->k + number * size;
+        b->v[side] = (const int8_t *)(ref->payload + at->v + number * size);
+        b->v_scale[side] = halves_at(ref->payload, at->v_scale) + number * UNIT_TOKENS;
+    }
+    return 1 + two;
 }
 
-INLINE void fetch_unit(const record_layout *at, const unit_ref *ref, int dim) {
-    block b;
-    open_unit(at, ref, dim, 0, &b);
-    for (int i = 0; i < dim * UNIT_TOKENS; i += 64) _mm_prefetch((const char *)b.k[0] + i, _MM_HINT_T0);
-    for (int i = 0; i < dim * UNIT_TOKENS; i += 64) _mm_prefetch((const char *)b.v[0] + i, _MM_HINT_T0);
-    for (int i = 0; i < dim * 2; i += 64) {
-        _mm_prefetch((const char *)b.k_scale + i, _MM_HINT_T0);
-        _mm_prefetch((const char *)b.k_zero + i, _MM_HINT_T0);
+INLINE void fetch_scales(const block *b, int dim) {
+    for (int i = 0; i < dim; i += 32) {
+        _mm_prefetch((const char *)(b->k_scale + i), _MM_HINT_T0);
+        _mm_prefetch((const char *)(b->k_zero + i), _MM_HINT_T0);
     }
-    _mm_prefetch((const char *)b.v_scale[0], _MM_HINT_T0);
+    _mm_prefetch((const char *)b->v_scale[0], _MM_HINT_T0);
 }
 
 static void attend_units(tier_rows *state, const record_layout *at, const unit_ref *units, int count) {
-    int dim = state->dim;
-    for (int i = 0; i < count && i < AHEAD; i++) fetch_unit(at, &units[i], dim);
-    for (int i = 0, fetched = AHEAD; i < count;) {
-        const unit_ref *ref = &units[i];
-        int two = i + 1 < count && ref[1].payload == ref->payload && ref->unit % 2 == 0 && ref[1].unit == ref->unit + 1;
-        for (i += 1 + two; fetched < count && fetched < i + AHEAD; fetched++) fetch_unit(at, &units[fetched], dim);
-        block b;
-        open_unit(at, ref, dim, 0, &b);
-        if (two) open_unit(at, ref + 1, dim, 1, &b);
-        if (two) attend_two(state, &b);
-        else attend_one(state, &b);
+    int dim = state->dim, i = 0;
+    block now, ahead;
+    if (count == 0) return;
+    int held = open_block(at, units, count, dim, &now);
+    while (i < count) {
+        int next = i + held, next_held = 0;
+        if (next < count) next_held = open_block(at, units + next, count - next, dim, &ahead);
+        else ahead = now;
+        now.ahead = &ahead;
+        fetch_scales(&ahead, dim);
+        if (held == 2) attend_two(state, &now);
+        else attend_one(state, &now);
+        now = ahead;
+        held = next_held;
+        i = next;
     }
 }
 
@@ -333,8 +371,8 @@ INLINE void score_rows(const int rows, const tier_rows *state, int first, const 
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             int at = (first + r) * state->padded + 4 * c;
-            high[r] = _mm512_dpbusd_epi32(high[r], key, broadcast4(state->high + at));
-            low[r] = _mm512_dpbusd_epi32(low[r], key, broadcast4(state->low + at));
+            dot(&high[r], key, broadcast4(state->high + at));
+            dot(&low[r], key, broadcast4(state->low + at));
         }
     }
 #pragma GCC unroll 4
@@ -352,13 +390,8 @@ static void score_units(const tier_rows *state, const record_layout *at, const u
     const uint8_t *k = summary + at->unit_k + (int64_t)group * GROUP_UNITS * state->dim;
     __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(summary + at->unit_n + group * GROUP_UNITS)));
     __mmask16 exist = _mm512_cmpgt_epi32_mask(n, _mm512_setzero_si512());
-    float bias[GROUP_UNITS];
-    __m512 scale = halves_16(halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS), log_n;
-    if (_mm512_cmpeq_epi32_mask(n, _mm512_set1_epi32(UNIT_TOKENS)) == 0xffff) log_n = _mm512_set1_ps(4.0f);
-    else {
-        for (int u = 0; u < GROUP_UNITS; u++) bias[u] = log2f((float)summary[at->unit_n + group * GROUP_UNITS + u]);
-        log_n = _mm512_loadu_ps(bias);
-    }
+    __m512 scale = halves_16(halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS);
+    __m512 log_n = log2_16(_mm512_cvtepi32_ps(n));
     for (int first = 0; first < state->rows; first += TIER_ROWS)
         switch (state->rows - first) {
         case 1: score_rows(1, state, first, k, scale, log_n, exist, z, stride); break;
@@ -373,7 +406,7 @@ static void score_groups(const tier_rows *state, const record_layout *at, const 
     const uint16_t *keys = halves_at(summary, at->group_k), *n = halves_at(summary, at->group_n);
     int dim = state->dim;
     for (int g = 0; g < SEGMENT_GROUPS; g++, keys += dim) {
-        float bias = n[g] ? log2f((float)n[g]) : 0.0f;
+        float bias = n[g] == GROUP_UNITS * UNIT_TOKENS ? 8.0f : (n[g] ? log2f((float)n[g]) : 0.0f);
         for (int r = 0; r < state->rows; r++) {
             __m512 sum = _mm512_setzero_ps();
             for (int d = 0; d < dim; d += 16)
@@ -423,8 +456,8 @@ INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t 
                 __m512i h = broadcast4(p[r].high + 4 * quad), l = broadcast4(p[r].low + 4 * quad);
 #pragma GCC unroll 4
                 for (int i = 0; i < 4; i++) {
-                    high[r][i] = _mm512_dpbusd_epi32(high[r][i], h, x[i]);
-                    low[r][i] = _mm512_dpbusd_epi32(low[r][i], l, x[i]);
+                    dot(&high[r][i], h, x[i]);
+                    dot(&low[r][i], l, x[i]);
                 }
             }
         }

@@ -31,7 +31,7 @@ typedef struct border { /* whole buckets before `bucket`, and of it the entries 
 } border;
 
 static int short_of(const choice *want, int taken, float mass) {
-    return taken < want->least || (mass < want->share * want->sum && taken < want->most);
+    return taken < want->least || (mass < want->wanted && taken < want->most);
 }
 
 static border find_border(const ranked *from, int n, const choice *want, int32_t top, ranked *space) {
@@ -44,7 +44,7 @@ static border find_border(const ranked *from, int n, const choice *want, int32_t
     }
     for (; b < BUCKETS; taken += counts[b], sum += masses[b], b++) {
         int after = taken + counts[b];
-        if (after > want->least && (after > want->most || sum + masses[b] >= want->share * want->sum)) break;
+        if (after > want->least && (after > want->most || sum + masses[b] >= want->wanted)) break;
     }
     border out = {b, {0.0f, -1}};
     if (b == BUCKETS) return out;
@@ -70,7 +70,8 @@ static int take_from(const float *mass, int n, float limit, ranked *out) {
 
 int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out) {
     /* All entries below the first limit together hold less than what may be left out. */
-    int count = take_from(mass, n, (1.0f - want.share) * want.sum / (float)n + FLT_MIN, space);
+    float spare = want.sum > want.wanted ? want.sum - want.wanted : 0.0f;
+    int count = take_from(mass, n, spare / (float)n + FLT_MIN, space);
     if (count < want.least) count = take_from(mass, n, FLT_MIN, space);
     float largest = 0.0f;
     for (int i = 0; i < count; i++) largest = space[i].mass > largest ? space[i].mass : largest;

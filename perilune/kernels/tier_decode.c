@@ -8,7 +8,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "lanes.h"
 #include "tier_decode.h"
+
+#define NEGLIGIBLE 0x1p-24f /* weight, relative to a row's largest, whose value is not read; thousands stay below 0.1 % */
 
 /* ------------------------------------------------------------------------------------------------ the parts */
 
@@ -114,61 +117,6 @@ static void selected_part(const decode_job *job, const tier_plan *plan, int sequ
 
 /* -------------------------------------------------------------------------------------------------- the means */
 
-typedef struct mean_item {
-    const decode_job *job;
-    const tier_plan *plan;
-    const head_state *state;
-    tier_rows *rows;
-    float *border; /* [rows] */
-} mean_item;
-
-/* What statistics need of the weights w [row][n] of means that stand for `tokens` tokens each. */
-static void note_weights(const mean_item *item, const float *w, int64_t stride, int n, int tokens, int segment) {
-    int start = item->plan->far * SEGMENT_TOKENS, length = item->plan->length;
-    int is_border = (segment + 1) * SEGMENT_TOKENS > length - 2 * (length - start);
-    for (int r = 0; r < item->rows->rows; r++) {
-        float sum = 0.0f, moment = 0.0f;
-        for (int i = 0; i < n; i++) sum += w[r * stride + i];
-        if (n > 1) moment = item->job->ctx->ops->tiers->log_moment(w + r * stride, n);
-        else if (sum > 0.0f) moment = sum * log2f(sum);
-        item->rows->moment[r * SUM_LANES] += moment - sum * log2f((float)tokens);
-        if (is_border) item->border[r] += sum;
-    }
-}
-
-static void add_means(const mean_item *item, const uint8_t *summary, int segment, int group, int opened) {
-    const tier_ops *ops = item->job->ctx->ops->tiers;
-    const segments *closed = item->job->rows->closed;
-    const head_state *state = item->state;
-    const float *units = state->units + (segment * SEGMENT_GROUPS + group) * GROUP_UNITS;
-    const float *mean = state->groups + segment * SEGMENT_GROUPS + group;
-    int64_t stride = opened ? state->unit_stride : state->group_stride;
-    const float *w = opened ? units : mean;
-    int n = opened ? GROUP_UNITS : 1;
-    float any = 0.0f;
-    for (int r = 0; r < item->rows->rows; r++)
-        for (int i = 0; i < n; i++) {
-            any += w[r * stride + i];
-            item->rows->sum[r * SUM_LANES + i] += w[r * stride + i];
-        }
-    if (any == 0.0f) return;
-    if (item->plan->policy->summary_weight > 0.0f) {
-        if (opened) ops->add_units(item->rows, &closed->pool.at, summary, group, w, stride);
-        else ops->add_group(item->rows, &closed->pool.at, summary, group, w, stride);
-    }
-    int tokens = opened ? UNIT_TOKENS : halves_at(summary, closed->pool.at.group_n)[group];
-    if (closed->stats) note_weights(item, w, stride, n, tokens, segment);
-}
-
-static void fetch_unit_values(const decode_job *job, const uint8_t *summary, const uint8_t *next, int group) {
-    const record_layout *layout = &job->rows->closed->pool.at;
-    int bytes = GROUP_UNITS * job->shape->head_dim;
-    const uint8_t *from = group < SEGMENT_GROUPS ? summary : next;
-    if (!from) return;
-    fetch(from + layout->unit_v + group % SEGMENT_GROUPS * bytes, bytes);
-    fetch(from + layout->unit_v_scale + group % SEGMENT_GROUPS * 2 * GROUP_UNITS, 1);
-}
-
 static int first_open(const head_state *state, int group) { /* of the opened groups, the first from `group` on */
     int low = 0, high = state->num_open;
     while (low < high) {
@@ -179,32 +127,106 @@ static int first_open(const head_state *state, int group) { /* of the opened gro
     return low;
 }
 
+/* What statistics need of a row's weights w[n] of means that stand for about `tokens` tokens each. */
+static void note_weights(const tier_ops *ops, const float *w, int n, int tokens, float *moment) {
+    float lanes[SUM_LANES] = {0};
+    for (int i = 0; i < n; i++) lanes[i % SUM_LANES] += w[i];
+    *moment += ops->log_moment(w, n) - add_lanes(lanes) * log2f((float)tokens);
+}
+
+/* Sums of the weights of segments first … end-1: units of groups that are opened, and groups that aren't. */
+static void sum_weights(const decode_job *job, const tier_plan *plan, const head_state *state, int first, int end,
+                        int r, float *sum, float *moment) {
+    const tier_ops *ops = job->ctx->ops->tiers;
+    float *units = state->units + (int64_t)r * state->unit_stride, *groups = state->groups + (int64_t)r * state->group_stride;
+    int opened = plan->two_level ? first_open(state, first * SEGMENT_GROUPS) : first * SEGMENT_GROUPS;
+    int last = plan->two_level ? first_open(state, end * SEGMENT_GROUPS) : end * SEGMENT_GROUPS;
+    for (int i = opened; i < last; i++) {
+        const float *w = units + (plan->two_level ? state->open[i] : i) * GROUP_UNITS;
+        for (int j = 0; j < GROUP_UNITS; j++) sum[j] += w[j];
+        if (moment) note_weights(ops, w, GROUP_UNITS, UNIT_TOKENS, moment);
+    }
+    if (!plan->two_level) return;
+    for (int g = first * SEGMENT_GROUPS; g < end * SEGMENT_GROUPS; g++) sum[g % SUM_LANES] += groups[g];
+    if (moment)
+        note_weights(ops, groups + first * SEGMENT_GROUPS, (end - first) * SEGMENT_GROUPS, GROUP_UNITS * UNIT_TOKENS, moment);
+}
+
+typedef struct mean_ref { /* a group whose units' values, or whose own, count */
+    int32_t group, opened;
+} mean_ref;
+
+static int counts(const float *w, int64_t stride, int rows, int n) {
+    float lanes[GROUP_UNITS] = {0};
+    for (int r = 0; r < rows; r++)
+        for (int i = 0; i < n; i++) lanes[i] = w[r * stride + i] > lanes[i] ? w[r * stride + i] : lanes[i];
+    int any = 0;
+    for (int i = 0; i < GROUP_UNITS; i++) any |= lanes[i] >= NEGLIGIBLE;
+    return any;
+}
+
+static int list_means(const tier_plan *plan, const head_state *state, int rows, int first, int end, mean_ref *out) {
+    int next = first_open(state, first * SEGMENT_GROUPS), count = 0;
+    for (int g = first * SEGMENT_GROUPS; g < end * SEGMENT_GROUPS; g++) {
+        int opened = !plan->two_level || (next < state->num_open && state->open[next] == g);
+        next += opened;
+        out[count] = (mean_ref){g, opened};
+        if (opened) count += counts(state->units + g * GROUP_UNITS, state->unit_stride, rows, GROUP_UNITS);
+        else count += counts(state->groups + g, state->group_stride, rows, 1);
+    }
+    return count;
+}
+
+static void fetch_mean(const decode_job *job, int sequence, int head, mean_ref ref) {
+    const record_layout *layout = &job->rows->closed->pool.at;
+    const uint8_t *summary = summary_of(job, sequence, head, ref.group / SEGMENT_GROUPS);
+    int group = ref.group % SEGMENT_GROUPS, dim = job->shape->head_dim;
+    if (!ref.opened) fetch(summary + layout->group_v + 2 * group * dim, 2 * dim);
+    else {
+        fetch(summary + layout->unit_v + group * GROUP_UNITS * dim, GROUP_UNITS * dim);
+        fetch(summary + layout->unit_v_scale + 2 * group * GROUP_UNITS, 1);
+    }
+}
+
+static void add_means(const decode_job *job, const tier_plan *plan, int sequence, int head, int first, int end,
+                      tier_rows *rows) {
+    const head_state *state = &tier_memory_of(job)->sequences[sequence].heads[head];
+    const tier_ops *ops = job->ctx->ops->tiers;
+    const record_layout *layout = &job->rows->closed->pool.at;
+    mean_ref refs[PART_SEGMENTS * SEGMENT_GROUPS];
+    int count = list_means(plan, state, rows->rows, first, end, refs);
+    for (int i = 0; i < count; i++) {
+        int g = refs[i].group;
+        const uint8_t *summary = summary_of(job, sequence, head, g / SEGMENT_GROUPS);
+        if (i + 1 < count) fetch_mean(job, sequence, head, refs[i + 1]);
+        if (refs[i].opened)
+            ops->add_units(rows, layout, summary, g % SEGMENT_GROUPS, state->units + g * GROUP_UNITS, state->unit_stride);
+        else ops->add_group(rows, layout, summary, g % SEGMENT_GROUPS, state->groups + g, state->group_stride);
+    }
+}
+
+static int first_border(const tier_plan *plan) { /* the first segment that ends within twice the exact zone */
+    int reach = 2 * (plan->length - plan->far * SEGMENT_TOKENS);
+    return plan->length > reach ? (plan->length - reach) / SEGMENT_TOKENS : 0;
+}
+
 static void mean_part(const decode_job *job, const tier_plan *plan, int sequence, int head, int part, int thread) {
     tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
     const head_state *state = &at->heads[head];
     tier_rows rows = tier_open_rows(job, sequence, head, thread);
-    float border[rows.rows];
-    int first = part * PART_SEGMENTS, end = smaller(first + PART_SEGMENTS, plan->far);
-    int next = first_open(state, first * SEGMENT_GROUPS), place = plan->near + plan->outlier + plan->whole + plan->selected;
-    mean_item item = {job, plan, state, &rows, border};
-    const record_layout *layout = &job->rows->closed->pool.at;
+    int first = part * PART_SEGMENTS, end = smaller(first + PART_SEGMENTS, plan->far), border = first_border(plan);
+    int place = exact_parts(plan) + plan->selected + part, stats = job->rows->closed->stats != NULL;
     int64_t since_ns = tier_now_ns(job);
-    memset(border, 0, sizeof border);
     memcpy(rows.max, state->top, sizeof(float) * (size_t)rows.rows);
-    for (int i = first; i < end; i++) {
-        const uint8_t *summary = summary_of(job, sequence, head, i);
-        const uint8_t *ahead = i + 1 < end ? summary_of(job, sequence, head, i + 1) : NULL;
-        if (plan->two_level && ahead) fetch(ahead + layout->group_v, 2 * SEGMENT_GROUPS * rows.dim);
-        for (int g = 0; g < SEGMENT_GROUPS; g++) {
-            if (!plan->two_level) fetch_unit_values(job, summary, ahead, g + 1);
-            int opened = !plan->two_level || (next < state->num_open && state->open[next] == i * SEGMENT_GROUPS + g);
-            next += opened;
-            add_means(&item, summary, i, g, opened);
-        }
-    }
-    tier_store_rows(job, sequence, head, place + part, &rows, 0);
     for (int r = 0; r < rows.rows; r++)
-        at->sums[SUM_BORDER][part_index(job, at, head, place + part) + r * at->capacity] = border[r];
+        sum_weights(job, plan, state, first, end, r, rows.sum + r * SUM_LANES, stats ? rows.moment + r * SUM_LANES : NULL);
+    if (plan->policy->summary_weight > 0.0f) add_means(job, plan, sequence, head, first, end, &rows);
+    tier_store_rows(job, sequence, head, place, &rows, 0);
+    for (int r = 0; stats && border < end && r < rows.rows; r++) {
+        float lanes[SUM_LANES] = {0};
+        sum_weights(job, plan, state, border > first ? border : first, end, r, lanes, NULL);
+        at->sums[SUM_BORDER][part_index(job, at, head, place) + r * at->capacity] = add_lanes(lanes);
+    }
     tier_add_time(job, TIME_SUMMARY, since_ns);
 }
 

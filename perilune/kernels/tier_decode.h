@@ -28,7 +28,7 @@ typedef struct ranked {
 } ranked;
 
 typedef struct choice {
-    float sum, share;
+    float sum, wanted; /* of the entries' masses; the mass to be held */
     int32_t least, most;
 } choice;
 
@@ -73,7 +73,7 @@ void tier_store_rows(const decode_job *job, int sequence, int head, int part, co
 int64_t tier_now_ns(const decode_job *job); /* 0 unless somebody asked */
 void tier_add_time(const decode_job *job, int part, int64_t since_ns);
 
-/* tier_choose.c: indices, ascending, of the fewest entries that hold `share` of the masses' `sum`, from `least` to `most`,
+/* tier_choose.c: indices, ascending, of the fewest entries that hold `wanted`, from `least` to `most`,
  * zeros never; returns how many */
 int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out);
 

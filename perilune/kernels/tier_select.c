@@ -36,7 +36,8 @@ void tier_open_groups(const decode_job *job, const tier_plan *plan, int sequence
         for (int r = 0; r < rows; r++) state->mass[g] += factor[r] * state->spare[(int64_t)r * state->group_stride + g];
         lanes[g - even] += state->mass[g];
     }
-    choice want = {add_lanes(lanes), plan->policy->group_share, 1, n};
+    float far = add_lanes(lanes);
+    choice want = {far, plan->policy->group_share * far, 1, n};
     state->num_open = choose_largest(state->mass, n, want, state->space, state->open);
     for (int i = 0; i < state->num_open; i++)
         for (int r = 0; r < rows; r++) state->groups[(int64_t)r * state->group_stride + state->open[i]] = MASKED;
@@ -77,7 +78,8 @@ void tier_choose_units(const decode_job *job, const tier_plan *plan, int sequenc
     for (int i = 0; plan->two_level && i < state->num_open; i++)
         ops->mass(state->units + state->open[i] * GROUP_UNITS, state->unit_stride, rows, factor, GROUP_UNITS,
                   state->mass + i * GROUP_UNITS, lanes);
-    choice want = {shut + add_lanes(lanes), plan->policy->top_p, plan->least, plan->most};
+    float inside = add_lanes(lanes), wanted = plan->policy->top_p * (inside + shut);
+    choice want = {inside, wanted, plan->least, plan->most};
     state->num_chosen = choose_largest(state->mass, count, want, state->space, state->chosen);
     for (int i = 0; i < state->num_chosen; i++) {
         int unit = state->chosen[i];
