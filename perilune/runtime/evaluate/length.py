@@ -21,14 +21,11 @@ from perilune.core import BLOCK_TOKENS
 from perilune.errors import InvalidRequest
 from perilune.runtime.evaluate.kv_answers import ask
 from perilune.runtime.evaluate.kv_forward import Context, EvalModel, FullReader, prefill
-from perilune.runtime.evaluate.kv_tasks import Encode, Question
+from perilune.runtime.evaluate.kv_tasks import Encode, Question, Task
 from perilune.runtime.evaluate.length_record import Cell
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 SHORTEST = 512
-QUESTION_TOKENS = 64
-"""Room behind a text for a question and its answer."""
-
 _CITIES = (
     *("Oslo", "Lima", "Cairo", "Hanoi", "Quito", "Dakar", "Turin", "Osaka", "Perth", "Sofia", "Tunis", "Kyoto"),
     *("Boston", "Dublin", "Madrid", "Zurich"),
@@ -63,6 +60,11 @@ def facts(rng: random.Random, depths: Sequence[float] = DEPTHS) -> list[Fact]:
     return found
 
 
+def fits(encode: Encode, chosen: Sequence[Fact], length: int) -> bool:
+    """Whether facts leave a third of `length` tokens or more to the text around them."""
+    return sum(len(encode(f"\n{fact.text}\n")) for fact in chosen) <= length - length // 3
+
+
 def haystack(
     encode: Encode, filler: Sequence[int], chosen: Sequence[Fact], length: int, rng: random.Random
 ) -> list[int]:
@@ -72,7 +74,7 @@ def haystack(
     """
     coded = [(fact.depth, encode(f"\n{fact.text}\n")) for fact in sorted(chosen, key=lambda fact: fact.depth)]
     free = length - sum(len(ids) for _, ids in coded)
-    if free < length // 3:
+    if not fits(encode, chosen, length):
         raise ValueError(f"{length} tokens are too few for {len(chosen)} facts")
     if len(filler) < free:
         raise InvalidRequest(
@@ -115,7 +117,8 @@ def measure(
 ) -> list[Cell]:
     """The grid, shortest length first, each with `trials` texts of its own; `start` stands first (bos).
 
-    After `limit_s` no text is begun any more; lengths without one are absent. Raises `InvalidRequest`.
+    After `limit_s` no text is begun any more. Lengths without a text, or without room for the facts, are absent.
+    Raises `InvalidRequest` where that leaves nothing, or for too little filler.
     """
     began = time.monotonic()
     right: dict[tuple[str, int, float], list[bool]] = {}
@@ -125,24 +128,28 @@ def measure(
                 break
             rng = random.Random(f"{seed} {length} {trial}")
             chosen = facts(rng)
-            text = [*start, *haystack(encode, filler, chosen, length - QUESTION_TOKENS - len(start), rng)]
+            questions = [_question(encode, fact) for fact in chosen]
+            room = length - len(start) - max(len(asked.prompt) + len(asked.answer) for asked in questions)
+            if not fits(encode, chosen, room):
+                break
+            text = [*start, *haystack(encode, filler, chosen, room, rng)]
             report(f"{length:,} tokens", trial, trials)
-            for fact, answer in zip(chosen, _answers(model, encode, text, chosen), strict=True):
+            for fact, answer in zip(chosen, _answers(model, text, questions), strict=True):
                 right.setdefault((fact.task, length, fact.depth), []).append(answer)
+    if not right:
+        raise InvalidRequest(
+            f"{max(lengths):,} tokens have no room for {2 * len(DEPTHS)} facts.", hint="Raise --max-length."
+        )
     return [Cell(task, length, depth, sum(got), len(got)) for (task, length, depth), got in right.items()]
 
 
-def _answers(model: EvalModel, encode: Encode, text: Sequence[int], chosen: Sequence[Fact]) -> list[bool]:
+def _question(encode: Encode, fact: Fact) -> Question:
+    task: Task = "passkey" if fact.task == "passkey" else "lookup"
+    return Question(task, "middle", tuple(encode(f"\n\n{fact.question}")), tuple(encode(fact.answer)))
+
+
+def _answers(model: EvalModel, text: Sequence[int], questions: Sequence[Question]) -> list[bool]:
     context = Context(model, -(-len(text) // BLOCK_TOKENS) * BLOCK_TOKENS)
     for _ in prefill(model, torch.tensor(text), context):
         pass
-    questions = [
-        Question(
-            "passkey" if fact.task == "passkey" else "lookup",
-            "middle",
-            tuple(encode(f"\n\n{fact.question}")),
-            tuple(encode(fact.answer)),
-        )
-        for fact in chosen
-    ]
     return ask(model, questions, context.length, FullReader(model, context))
