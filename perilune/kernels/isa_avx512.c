@@ -359,6 +359,49 @@ static void act_mul(int act, const float *gate, const float *up, int n, float *o
     row_act_mul(act, gate + i, up + i, n - i, out + i);
 }
 
+/* ----------------------------------------------------------------------------------- units of closed segments */
+
+INLINE __m512i interleave(__m512 low, __m512 high) { /* bf16 pairs (low[i], high[i]) */
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                           20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+INLINE __m512 code_at(__m512i codes, int byte) { /* an unsigned byte of each word */
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(codes, 8 * byte), _mm512_set1_epi32(255)));
+}
+
+INLINE __m512 signed_at(__m512i codes, int byte) {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(codes, 24 - 8 * byte), 24));
+}
+
+static void open_unit(const unit_codes *unit, int head_dim, uint16_t *k, uint16_t *v) {
+    float scale[head_dim], zero[head_dim], v_scale[UNIT_TOKENS];
+    for (int d = 0; d < head_dim; d += 16) {
+        _mm512_storeu_ps(scale + d, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(unit->k_scale + d))));
+        _mm512_storeu_ps(zero + d, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(unit->k_zero + d))));
+    }
+    _mm512_storeu_ps(v_scale, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)unit->v_scale)));
+    for (int d = 0; d < head_dim; d += 4) { /* four channels of 16 tokens */
+        __m512i codes = _mm512_loadu_si512(unit->k + d * UNIT_TOKENS);
+        __m512 x[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++)
+            x[i] = _mm512_fmadd_ps(code_at(codes, i), _mm512_set1_ps(scale[d + i]), _mm512_set1_ps(zero[d + i]));
+        _mm512_storeu_si512(k + d * BLOCK_TOKENS, interleave(x[0], x[1]));
+        _mm512_storeu_si512(k + (d + 2) * BLOCK_TOKENS, interleave(x[2], x[3]));
+    }
+    for (int t = 0; t < UNIT_TOKENS; t += 4) /* four tokens of all dims */
+        for (int d = 0; d < head_dim; d += 16) {
+            __m512i codes = _mm512_loadu_si512(unit->v + t * head_dim + 4 * d);
+            __m512 x[4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) x[i] = _mm512_mul_ps(signed_at(codes, i), _mm512_set1_ps(v_scale[t + i]));
+            _mm512_storeu_si512(v + t * head_dim + 2 * d, interleave(x[0], x[1]));
+            _mm512_storeu_si512(v + (t + 2) * head_dim + 2 * d, interleave(x[2], x[3]));
+        }
+}
+
 const kernel_ops ops_avx512 = {
     .name = "AVX-512 VNNI + BF16", .tiers = &tier_ops_avx512, .prepare = prepare, .linear = linear, .attend = attend,
-    .close_record = close_record_avx512, ROWWISE_OPS(to_bf16, act_mul)};
+    .open_unit = open_unit, .close_record = close_record_avx512, ROWWISE_OPS(to_bf16, act_mul)};

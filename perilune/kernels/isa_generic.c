@@ -263,4 +263,4 @@ static void attend(row_group *group, const kv_tile *tile, float scale) {
 }
 
 const kernel_ops ISA_OPS = {.name = ISA_NAME, .tiers = &TIER_OPS, .prepare = prepare, .linear = linear, .attend = attend,
-                            .close_record = ISA_CLOSE, ROWWISE_OPS(row_to_bf16, row_act_mul)};
+                            .open_unit = row_open_unit, .close_record = ISA_CLOSE, ROWWISE_OPS(row_to_bf16, row_act_mul)};

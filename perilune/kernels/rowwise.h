@@ -68,7 +68,7 @@ static inline uint32_t bf16_pair(float low, float high) { /* finite numbers */
     return a.u >> 16 | (b.u & 0xffff0000u);
 }
 
-static void row_open_unit(const unit_codes *unit, int head_dim, uint16_t *k, uint16_t *v) {
+static inline void row_open_unit(const unit_codes *unit, int head_dim, uint16_t *k, uint16_t *v) {
     for (int d = 0; d < head_dim; d += 2) { /* 16 tokens of two channels */
         float scale[2], zero[2];
         uint32_t pairs[UNIT_TOKENS];
@@ -94,7 +94,6 @@ static void row_open_unit(const unit_codes *unit, int head_dim, uint16_t *k, uin
 /* With the level's own rounding and activation. */
 #define ROWWISE_OPS(to_bf16_op, act_mul_op)                                                                     \
     .rms_norm = row_rms_norm, .act_mul = act_mul_op, .add = row_add, .rotate = row_rotate,                      \
-    .to_float = row_to_float, .to_bf16 = to_bf16_op, .merge = row_merge,                      \
-    .open_unit = row_open_unit
+    .to_float = row_to_float, .to_bf16 = to_bf16_op, .merge = row_merge
 
 #endif
