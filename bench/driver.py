@@ -1,5 +1,8 @@
 """Runs several engines in one run, in turn, one computing at a time, and keeps every reading.
 
+The engines that have no turn are stopped (SIGSTOP): loaded but idle ones still poll, and each look takes a core
+from the engine being timed.
+
 Knows workers, rounds and readings. Knows nothing of figures (`bench.report`) or of what an engine is inside.
 """
 
@@ -8,10 +11,11 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +28,7 @@ from bench.machine import Calibration, CpuClock
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "perilune"
 REST_S = 0.3
-"""Idle time between turns: OpenMP threads of the engine that ran last spin for up to 0.2 s."""
+"""Idle time before a turn, for the machine to come to rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=_log(engine).open("wb"),
+            start_new_session=True,  # a process group of its own, to be stopped with all its children
             text=True,
             encoding="utf-8",
             bufsize=1,
@@ -88,6 +93,17 @@ class Worker:
         if "error" in reply:
             raise WorkerError(f"{self.engine} failed at {operation}: {reply['error']}; see {_log(self.engine)}")
         return reply
+
+    def pause(self) -> None:
+        """Stop the engine's processes where they are."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, which: signal.Signals) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, which)
 
     def close(self) -> None:
         """End the process; never raises."""
@@ -171,19 +187,33 @@ Turn = Callable[[Worker, int], tuple[int, float]]
 def interleave(
     workers: Mapping[str, Worker], rounds: int, what: str, turn: Turn, machine: Machine | None = None
 ) -> list[Reading]:
-    """A B C A B C …: every engine once a round, after a calibration of the machine."""
+    """A B C A B C …: every engine once a round, alone, after a calibration of the machine."""
     readings: list[Reading] = []
     for number in range(rounds):
         if machine is not None:
-            machine.calibrate()
+            with _paused(workers.values()):
+                machine.calibrate()
         for engine, worker in workers.items():
-            time.sleep(REST_S)
-            before = CpuClock.now([worker.pid])
-            tokens, seconds = turn(worker, number)
+            with _paused(other for other in workers.values() if other is not worker):
+                time.sleep(REST_S)
+                before = CpuClock.now([worker.pid])
+                tokens, seconds = turn(worker, number)
             foreign = CpuClock.now([worker.pid]).foreign_share(before)
             readings.append(Reading(number, engine, what, tokens, seconds, round(foreign, 3)))
             say(f"{what} round {number + 1}: {engine} {readings[-1].rate:.1f} tokens/s (others {foreign:.0%})")
     return readings
+
+
+@contextmanager
+def _paused(workers: Iterable[Worker]) -> Iterator[None]:
+    stopped = list(workers)
+    for worker in stopped:
+        worker.pause()
+    try:
+        yield
+    finally:
+        for worker in stopped:
+            worker.resume()
 
 
 def say(text: str) -> None:

@@ -76,15 +76,21 @@ def test_a_real_worker_process_reports_failure_and_ends(bench_home: Path) -> Non
         Worker("no_such_engine", Path(sys.executable), {}).call("load", 60)
 
 
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def test_engines_take_turns_in_every_round(bench_home: Path) -> None:
     workers = {name: Worker("machine", Path(sys.executable), {}) for name in ("a", "b")}
     order: list[tuple[int, int]] = []
 
     def turn(worker: Worker, number: int) -> tuple[int, float]:
         order.append((number, worker.pid))
+        assert [is_stopped(w.pid) for w in workers.values()] == [w is not worker for w in workers.values()]
         return 10, 2.0
 
     readings = interleave(workers, 2, "test", turn)
+    assert not any(is_stopped(worker.pid) for worker in workers.values())
     for worker in workers.values():
         worker.close()
     a, b = workers["a"].pid, workers["b"].pid
