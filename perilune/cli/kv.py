@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
-from perilune.build import KV_FOLDER
+from perilune.build import KV_FOLDER, SEGMENT_FOLDER
 from perilune.cli.client import find_server
 from perilune.cli.console import human_bytes, print_json, say, table
 from perilune.config import Settings
@@ -16,10 +16,12 @@ from perilune.runtime.kv.store import KVEntry
 
 
 def show(settings: Settings, as_json: bool) -> None:
-    """List owners with their blocks and bytes, largest first."""
-    with _store(settings) as store:
-        entries = sorted(store.entries(), key=lambda entry: -entry.size_bytes)
-        total = store.size_bytes
+    """List owners with their bytes on disk, largest first: full precision (blocks), and closed segments (INT8)."""
+    with _stores(settings) as stores:
+        entries = [entry for store in stores for entry in store.entries()]
+        total = sum(store.size_bytes for store in stores)
+        closed = {entry.owner: entry.size_bytes for store in stores[1:] for entry in store.entries()}
+    entries = sorted(_joined(entries), key=lambda entry: -entry.size_bytes)
     names = _names(settings, entries)
     if as_json:
         rows = [
@@ -28,6 +30,7 @@ def show(settings: Settings, as_json: bool) -> None:
                 "filename": names.get(entry.owner),
                 "blocks": entry.blocks,
                 "size_bytes": entry.size_bytes,
+                "segment_bytes": closed.get(entry.owner, 0),
                 "last_used_at": entry.last_used_at,
             }
             for entry in entries
@@ -36,13 +39,14 @@ def show(settings: Settings, as_json: bool) -> None:
         return
     if entries:
         table(
-            ("OWNER", "DOCUMENT", "BLOCKS", "SIZE", "LAST USED"),
+            ("OWNER", "DOCUMENT", "BLOCKS", "SIZE", "OF IT INT8", "LAST USED"),
             [
                 (
                     entry.owner,
                     names.get(entry.owner, "-"),
                     entry.blocks,
                     human_bytes(entry.size_bytes),
+                    human_bytes(closed[entry.owner]) if entry.owner in closed else "-",
                     time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used_at)),
                 )
                 for entry in entries
@@ -55,28 +59,42 @@ def delete(settings: Settings, owners: Sequence[str], everything: bool) -> None:
     """Forget owners' KV. Raises `NotFound` for an owner that has none."""
     if everything == bool(owners):
         raise InvalidRequest("Say whose KV to delete.", hint="Name owners from `perilune kv ls`, or write --all.")
-    with _store(settings) as store:
-        known = {entry.owner for entry in store.entries()}
+    with _stores(settings) as stores:
+        known = {entry.owner for store in stores for entry in store.entries()}
         unknown = [owner for owner in owners if owner not in known]
         if unknown:
             raise NotFound(f"No KV belongs to {unknown[0]}.", hint="`perilune kv ls` lists owners.")
-        freed = sum(store.forget(owner) for owner in (known if everything else owners))
+        chosen = known if everything else owners
+        freed = sum(store.forget(owner) for owner in chosen for store in stores)
     say(f"Freed {human_bytes(freed)}. The documents stay; their next question computes it again.")
 
 
+def _joined(entries: Sequence[KVEntry]) -> list[KVEntry]:
+    """One entry an owner: bytes of both stores, blocks of the first that has any."""
+    joined: dict[str, KVEntry] = {}
+    for entry in entries:
+        known = joined.get(entry.owner)
+        if known is not None:
+            used = max(known.last_used_at, entry.last_used_at)
+            entry = KVEntry(entry.owner, known.blocks, known.size_bytes + entry.size_bytes, used)
+        joined[entry.owner] = entry
+    return list(joined.values())
+
+
 @contextmanager
-def _store(settings: Settings) -> Iterator[DiskKVStore]:
+def _stores(settings: Settings) -> Iterator[list[DiskKVStore]]:
     server = find_server(settings.home)
     if server is not None:
         raise Conflict(
             f"The KV folder belongs to the running server (process {server.pid}).",
             hint=f"Stop it with `kill {server.pid}`, or delete files through it: their KV goes with them.",
         )
-    store = DiskKVStore(settings.home / KV_FOLDER, None)  # a smaller quota in this shell must not delete anything
-    try:
-        yield store
-    finally:
-        store.close()
+    with ExitStack() as closers:
+        stores = []
+        for folder in (KV_FOLDER, SEGMENT_FOLDER):  # no quota: a smaller one in this shell must not delete anything
+            stores.append(DiskKVStore(settings.home / folder, None))
+            closers.callback(stores[-1].close)
+        yield stores
 
 
 def _names(settings: Settings, entries: Sequence[KVEntry]) -> dict[str, str]:

@@ -68,6 +68,7 @@ class Segments:
         self._busy: dict[int, int] = {}  # slots whose bytes somebody else is using
         self.pool = BlockPool(tiers.spec.slots, self._evicted)
         self.cache = PrefixCache()
+        tiers.drop(range(tiers.spec.slots))  # another engine may have used the runtime before
 
     # --------------------------------------------------------------------------------------- look-ups
 

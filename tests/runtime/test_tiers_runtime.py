@@ -18,13 +18,15 @@ from perilune.engine.loop import EngineLoop
 from perilune.engine.policy import EngineLimits
 from perilune.engine.stepper import TierPolicy
 from perilune.errors import InvalidStateError, Overloaded
+from perilune.kernels import select
 from perilune.kernels.tiers import AttentionPolicy
+from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.kv.cold import SpillFile
 from perilune.runtime.kv.disk import DiskKVStore
-from perilune.runtime.kv.sizing import TierSettings
-from perilune.runtime.loader import load_model
+from perilune.runtime.kv.tiers import TierSize
 from perilune.runtime.mri import CancelFlag, SequenceSlice, StepPlan
 from perilune.runtime.torch_runtime import TorchRuntime
+from perilune.runtime.weights import WeightBuilder
 from tests.engine.harness import Listener, spec
 
 SEGMENT = 2048
@@ -57,13 +59,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def runtime(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchRuntime]:
-    settings = TierSettings(ram_bytes=8 << 20, spill_bytes=4 << 20, spill_folder=tmp_path_factory.mktemp("spill"))
-    loaded = load_model(folder, num_blocks=600, tiers=settings, threads=1)
-    assert isinstance(loaded.runtime, TorchRuntime)
-    yield loaded.runtime
-    loaded.close()
+    kernels = select.load(1)
+    checkpoint = open_checkpoint(folder)
+    weights = WeightBuilder(checkpoint, kernels, "bf16", "auto", 4 * SEGMENT).build(1 << 40)
+    size = TierSize(12, 8, 4, tmp_path_factory.mktemp("spill"))
+    runtime = TorchRuntime(weights, kernels, num_blocks=600, fingerprint="random", tiers=size)
+    checkpoint.close()
+    yield runtime
+    runtime.close()
 
 
 class Sequence1:
