@@ -51,12 +51,15 @@ def shapes(draw: st.DrawFn) -> tuple[HeadShape, tuple[tuple[int, int, int], ...]
     return heads, tuple(sequences)
 
 
-def open_case(native: NativeKernels, heads: HeadShape, sequences: tuple[tuple[int, int, int], ...]) -> Tiered:
-    """Random KV, closed by `close_records` (another suite checks its bytes)."""
+def open_case(
+    native: NativeKernels, heads: HeadShape, sequences: tuple[tuple[int, int, int], ...], shift: float = 0.0
+) -> Tiered:
+    """Normal KV around `shift`, closed by `close_records` (another suite checks its bytes)."""
     generator = torch.Generator().manual_seed(len(sequences) + heads.head_dim)
     lengths = tuple(closed * SEGMENT_TOKENS + tail for closed, tail, _ in sequences)
     case = Case(heads, tuple(rows for _, _, rows in sequences), lengths)
     pool, tables = random_pool(native, case, generator), block_tables(lengths, generator)
+    pool.data.view(torch.bfloat16).add_(shift)
     counts = torch.tensor([closed for closed, _, _ in sequences], dtype=torch.int32)
     layout = SegmentLayout(pool.layout.num_layers, heads.num_kv_heads, heads.head_dim)
     total = int(counts.sum())
@@ -109,6 +112,14 @@ def test_is_near_what_was_closed(native: NativeKernels) -> None:
     case = open_case(native, head_shape(3, 2, 64), ((3, 100, 50),))
     exact, got = attend(native, case, case.plain).float(), attend(native, case, case.batch).float()
     assert (got - exact).norm() < 0.02 * exact.norm()
+
+
+def test_slots_that_no_unit_fills_weigh_nothing(native: NativeKernels) -> None:
+    """Every key scores far below 0, every value is near 1: a stray zero key would take all the weight."""
+    case = open_case(native, head_shape(1, 1, 64), ((1, 40, 10),), shift=3.0)
+    case.q.fill_(-2.0)
+    assert (attend(native, case, case.plain).float() > 2.5).all()
+    assert (attend(native, case, case.batch).float() > 2.5).all()
 
 
 def test_sequences_without_closed_segments_are_as_before(native: NativeKernels) -> None:
