@@ -29,7 +29,7 @@ HANDBOOK = ("README.md", "docs/cli.md", "docs/architecture.md", "docs/perilune-o
 HANDBOOK_CHARS = 24_000
 """About 7,000 tokens: fits the default model's window of 8,192 with room for a question."""
 
-QUESTION = "Which port does the server use?"
+QUESTION = "How many tokens does a block hold?"
 ANSWER_TOKENS = 64
 
 

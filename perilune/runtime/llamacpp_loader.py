@@ -15,7 +15,15 @@ from perilune.runtime.checkpoint import GGUFCheckpoint, open_checkpoint
 from perilune.runtime.kv.spec import KVDtype, KVSpec
 from perilune.runtime.llamacpp import LlamaCppRuntime
 from perilune.runtime.llamacpp_library import describe_llama_cpp
-from perilune.runtime.loader import LoadedModel, ModelInfo, block_count, content_hash, languages_of, model_id_of
+from perilune.runtime.loader import (
+    LoadedModel,
+    ModelInfo,
+    block_count,
+    content_hash,
+    content_name,
+    languages_of,
+    model_id_of,
+)
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.tokenizer import load_tokenizer
 
@@ -59,6 +67,7 @@ def load_llamacpp(
             languages=languages_of(checkpoint),
             weights_resident="gguf",
             kernels=software,
+            content=content_name(checkpoint),
         )
         return LoadedModel(runtime, load_tokenizer(checkpoint), load_chat_template(checkpoint), info)
     finally:

@@ -31,9 +31,10 @@ class CancelFlag:
 
     `address` points to an int32 that native code polls between layers and attention tiles: 0 runs, anything else
     abandons the step. `left` is asked by the runtime, on its own thread, at least every 40 ms of a step that
-    several sequences share: it names sequences whose slices nobody wants any more. From the answer on the runtime computes no row of theirs, touches none of their blocks and samples nothing for them; the
-    others' results stay what they would have been. The engine gives a leaving sequence's blocks back inside `left`,
-    so `release_context` and `evict_kv` may be called there.
+    several sequences share: it names sequences whose slices nobody wants any more. From the answer on the runtime
+    computes no row of theirs, touches none of their blocks and samples nothing for them; the others' results stay
+    what they would have been. The engine gives a leaving sequence's blocks back inside `left`, so `release_context`
+    and `evict_kv` may be called there.
     """
 
     def __init__(self, left: Callable[[], Set[str]] = frozenset) -> None:
@@ -195,7 +196,7 @@ class KVTiers(Protocol):
         ...
 
     def views(self, slot: int) -> list[memoryview]:
-        """The writable bytes of a slot with a frame, for the disk: `spec.parts` runs, always of the same lengths."""
+        """The writable bytes of a slot with a frame, for the disk: `spec.parts` runs, each always as long."""
         ...
 
     def begin_move(self, slot: int, *, to_cold: bool) -> PayloadMove | None:

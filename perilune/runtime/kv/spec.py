@@ -72,9 +72,9 @@ class TierSpec:
     """Shape of a runtime's KV tiers (spec R4). Bytes are those of one closed segment.
 
     A closed segment has a *slot* (its resident summaries) and its payload lies in a *frame*: WARM in RAM, COLD in a
-    mapped file. `records` is how many pieces a segment is closed in, `parts` how many runs of bytes it is kept in. bf16
-    blocks of a segment are needed until the
-    position is `hot_tokens`, a whole number of segments, past its end; the first `sink_tokens` for good.
+    mapped file. `records` is how many pieces a segment is closed in, `parts` how many runs of bytes it is kept in.
+    bf16 blocks of a segment are needed until the position is `hot_tokens`, a whole number of segments, past its
+    end; the first `sink_tokens` for good.
     """
 
     records: int
