@@ -32,9 +32,11 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# Ten minutes of mixed load with kill -9 (tests/e2e/test_soak.py).
+# Ten minutes of mixed load with kill -9 (tests/e2e/test_soak.py), then 20,000 requests to one server whose memory
+# must not grow; that result is kept with its date.
 soak: setup
 	$(PYTHON) -m pytest -m soak --timeout 7200
+	$(PYTHON) -m bench.soak --json docs/soak/$$(date +%F).json
 
 demo: setup
 	$(PYTHON) -m perilune.cli.demo

@@ -61,7 +61,7 @@ class PeriluneServer:
         return {
             **os.environ,
             "PERILUNE_HOME": str(self._home),
-            "PERILUNE_MODEL__PATH": str(peers.model_gguf()),
+            "PERILUNE_MODEL__PATH": self._settings.get("PERILUNE_MODEL__PATH") or str(peers.model_gguf()),
             "PERILUNE_SERVER__PORT": str(self.port),
             **self._settings,
         }
