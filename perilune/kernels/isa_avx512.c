@@ -187,8 +187,8 @@ INLINE void scores(const int rows, const int fetch, const row_group *group, cons
         __m512bh k00 = load_bf16(k0 + at), k01 = load_bf16(k0 + at + 32);
         __m512bh k10 = load_bf16(k1 + at), k11 = load_bf16(k1 + at + 32);
         for (int b = 0; fetch && b < TILE_BLOCKS; b++) {
-            _mm_prefetch((const char *)(tile->ahead_k[b] + at), _MM_HINT_T0);
-            _mm_prefetch((const char *)(tile->ahead_k[b] + at + 32), _MM_HINT_T0);
+            _mm_prefetch((const char *)(tile->ahead_k[b] + at), _MM_HINT_T1);
+            _mm_prefetch((const char *)(tile->ahead_k[b] + at + 32), _MM_HINT_T1);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < rows; r++) {
@@ -268,7 +268,7 @@ INLINE void values(const int rows, const int width, const int fetch, const row_g
 #pragma GCC unroll 4
             for (int j = 0; j < width; j++) {
                 x[j] = load_bf16(v + 32 * j);
-                if (fetch) _mm_prefetch((const char *)(ahead + 32 * j), _MM_HINT_T0);
+                if (fetch) _mm_prefetch((const char *)(ahead + 32 * j), _MM_HINT_T1);
             }
 #pragma GCC unroll 6
             for (int r = 0; r < rows; r++) {

@@ -16,7 +16,7 @@ typedef struct block { /* one or two units of the same 32 tokens */
     const uint8_t *k[2];
     const int8_t *v[2];
     const uint16_t *k_scale, *k_zero, *v_scale[2];
-    const struct block *ahead; /* fetched line by line meanwhile: a burst would fill the miss buffers and stall */
+    const struct block *ahead; /* fetched line by line meanwhile, into L2: L1 has too few miss buffers */
 } block;
 
 INLINE __m512 halves_16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
@@ -107,7 +107,7 @@ INLINE void block_scores(const int rows, const int units, const block *b, const 
 #pragma GCC unroll 2
         for (int u = 0; u < units; u++) k[u] = _mm512_loadu_si512(b->k[u] + 64 * c);
 #pragma GCC unroll 2
-        for (int u = 0; u < 2; u++) _mm_prefetch((const char *)b->ahead->k[u] + 64 * c, _MM_HINT_T0);
+        for (int u = 0; u < 2; u++) _mm_prefetch((const char *)b->ahead->k[u] + 64 * c, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             __m512i h = broadcast4(q[r].high + 4 * c), l = broadcast4(q[r].low + 4 * c);
@@ -187,8 +187,8 @@ INLINE void block_values(const int rows, const int units, const int width, const
             for (int j = 0; j < width; j++) {
                 int at = 4 * (quad * head_dim + dim + 16 * j);
                 v[j] = _mm512_loadu_si512(b->v[u] + at);
-                _mm_prefetch((const char *)b->ahead->v[u] + at, _MM_HINT_T0);
-                if (units == 1) _mm_prefetch((const char *)b->ahead->v[1] + at, _MM_HINT_T0);
+                _mm_prefetch((const char *)b->ahead->v[u] + at, _MM_HINT_T1);
+                if (units == 1) _mm_prefetch((const char *)b->ahead->v[1] + at, _MM_HINT_T1);
             }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
@@ -268,10 +268,10 @@ INLINE int open_block(const record_layout *at, const unit_ref *ref, int left, in
 
 INLINE void fetch_scales(const block *b, int dim) {
     for (int i = 0; i < dim; i += 32) {
-        _mm_prefetch((const char *)(b->k_scale + i), _MM_HINT_T0);
-        _mm_prefetch((const char *)(b->k_zero + i), _MM_HINT_T0);
+        _mm_prefetch((const char *)(b->k_scale + i), _MM_HINT_T1);
+        _mm_prefetch((const char *)(b->k_zero + i), _MM_HINT_T1);
     }
-    _mm_prefetch((const char *)b->v_scale[0], _MM_HINT_T0);
+    _mm_prefetch((const char *)b->v_scale[0], _MM_HINT_T1);
 }
 
 static void attend_units(tier_rows *state, const record_layout *at, const unit_ref *units, int count) {
@@ -348,7 +348,7 @@ static void attend_outliers(tier_rows *state, const record_layout *at, const uin
                             const uint8_t *ahead) {
     const uint16_t *k = halves_at(summary, at->outlier_k), *v = halves_at(summary, at->outlier_v);
     for (int i = at->outlier_k; ahead && i < at->summary_bytes; i += 64)
-        _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)ahead + i, _MM_HINT_T1);
     for (int first = 0; count > 0 && first < state->rows; first += TIER_ROWS)
         switch (state->rows - first) {
         case 1: outlier_rows(1, state, first, k, v, count); break;
