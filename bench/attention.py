@@ -12,7 +12,6 @@ bandwidth is measured in the same round. A full run takes about two minutes on t
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -23,32 +22,19 @@ import torch
 
 from bench.machine import CpuClock, calibrate, describe
 from bench.report import Bar, Result, compare, finish, parse_options
+from bench.synthetic_kv import BUDGETS, SyntheticKV, find_spread, make_kv, units_read
 from perilune.kernels.interface import (
     ATTENTION_PARTS,
-    ATTENTION_STATS,
     DecodeLayer,
     DecodeModel,
     DecodePlan,
     HeadShape,
     Kernels,
-    KVLayout,
-    KVPool,
     RaggedBatch,
     RopeTable,
-    SegmentBatch,
-    SegmentPool,
 )
-from perilune.kernels.memory import zeroed_bytes
 from perilune.kernels.select import load
-from perilune.kernels.tiers import (
-    OUTLIERS,
-    SEGMENT_TOKENS,
-    SEGMENT_UNITS,
-    SINK_TOKENS,
-    UNIT_TOKENS,
-    AttentionPolicy,
-    SegmentLayout,
-)
+from perilune.kernels.tiers import SEGMENT_UNITS, AttentionPolicy, SegmentLayout
 
 BARS = {
     "vs_dense_int8_32k": Bar(at_least=5),
@@ -58,13 +44,10 @@ BARS = {
     "llama8b_vs_dense_int8_128k": Bar(at_least=10),
     "llama8b_dense_bandwidth_share": Bar(at_least=0.55, unit="of read bandwidth"),
 }
-BUDGETS = (32, 32, 40, 52, 64, 80, 110, 150, 256)
-"""Units that KV heads select; layers take these in turn. An assumption around the default budget of 64 units."""
-
 LENGTHS = {"32k": 32_768, "128k": 131_072}
 _HIDDEN = 32
 _SPARSE = AttentionPolicy(dense_layers=0)
-_SEGMENT_SPREAD = 0.5  # share of a unit key's variance that its group has in common
+_TAIL_TOKENS = 3200  # bf16 blocks: the local window and a segment that is not closed yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +58,8 @@ class Setup:
     kernels: Kernels
     heads: HeadShape
     layers: int
-    pool: KVPool
-    segments: SegmentPool
-    payloads: torch.Tensor
+    kv: SyntheticKV
     plan: dict[str, DecodePlan]
-
-    def batch(self, length: int, policy: AttentionPolicy) -> RaggedBatch:
-        """One sequence; the segments that end before the local window are closed, as the engine has it."""
-        counts = max(0, (length - policy.window_tokens) // SEGMENT_TOKENS)
-        blocks = torch.full((1, -(-length // 32)), -1, dtype=torch.int32)
-        kept = [b for b in range(blocks.shape[1]) if b < SINK_TOKENS // 32 or b * 32 >= counts * SEGMENT_TOKENS]
-        blocks[0, kept] = torch.randperm(self.pool.num_blocks, generator=_generator(1))[: len(kept)].int()
-        slots = torch.randperm(self.segments.num_slots, generator=_generator(2))[None].int()
-        tiers = SegmentBatch(
-            self.segments,
-            slots,
-            torch.tensor([counts], dtype=torch.int32),
-            (policy,),
-            torch.zeros(1, self.layers, len(ATTENTION_STATS)),
-        )
-        one = torch.tensor([0, 1], dtype=torch.int32)
-        return RaggedBatch(one, torch.tensor([length], dtype=torch.int32), blocks, tiers if counts else None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -119,79 +83,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 # ------------------------------------------------------------------------------------------------ the cache
 
 
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def _open(kernels: Kernels, prefix: str, heads: HeadShape, layers: int) -> Setup:
     layout = SegmentLayout(layers, heads.num_kv_heads, heads.head_dim)
-    slots = max(LENGTHS.values()) // SEGMENT_TOKENS
-    segments = kernels.allocate_segments(layout, slots)
-    payloads = zeroed_bytes(slots * layout.segment_payload_bytes)
-    payloads.view(-1, layout.payload_bytes)[:] = _payload(layout)
-    segments.payloads.copy_(payloads.data_ptr() + layout.segment_payload_bytes * torch.arange(slots))
-    records = segments.summaries.view(slots * layout.records, layout.summary_bytes)
-    for start in range(0, len(records), layout.records):
-        records[start : start + layout.records] = _summaries(layout, start)
-    pool = kernels.allocate_pool(KVLayout(layers, heads.num_kv_heads, heads.head_dim, "bf16"), 100)
-    pool.data.view(torch.bfloat16).normal_()
+    kv = make_kv(kernels, layout, max(LENGTHS.values()), _TAIL_TOKENS)
     plans = {
-        name: kernels.prepare_decode(_model(kernels, heads, layers, length), pool)
+        name: kernels.prepare_decode(_model(kernels, heads, layers, length), kv.pool)
         for name, length in LENGTHS.items()
     }
-    setup = Setup(prefix, kernels, heads, layers, pool, segments, payloads, plans)
+    setup = Setup(prefix, kernels, heads, layers, kv, plans)
     for name, length in LENGTHS.items():
         _set_budgets(setup, plans[name], length)
     return setup
 
 
-def _place(data: torch.Tensor, start: int, values: torch.Tensor) -> None:
-    raw = values.contiguous().view(torch.uint8).reshape(data.shape[0], -1)
-    data[:, start : start + raw.shape[1]] = raw
-
-
-def _payload(layout: SegmentLayout) -> torch.Tensor:
-    """One record's payload, uint8 [1, payload_bytes]: the same numbers in every record's own memory."""
-    data = torch.randint(0, 256, (1, layout.payload_bytes), dtype=torch.uint8, generator=_generator(3))
-    at, dim = layout.payload_offsets, layout.head_dim
-    _place(data, at["k_scale"], torch.full((1, SEGMENT_UNITS // 2 * dim), 4 / 255).half())
-    _place(data, at["k_zero"], torch.full((1, SEGMENT_UNITS // 2 * dim), -2.0).half())
-    _place(data, at["v_scale"], torch.full((1, SEGMENT_UNITS * 16), 3 / 127).half())
-    return data
-
-
-def _summaries(layout: SegmentLayout, seed: int) -> torch.Tensor:
-    """uint8 [records, summary_bytes]: unit keys of variance one, half of it common to a group of units."""
-    records, dim, at = layout.records, layout.head_dim, layout.summary_offsets
-    generator = _generator(seed)
-    group = torch.randn(records, 8, 1, dim, generator=generator) * math.sqrt(_SEGMENT_SPREAD)
-    own = torch.randn(records, 8, 16, dim, generator=generator) * math.sqrt(1 - _SEGMENT_SPREAD)
-    keys = ((group + own) * 32).round().clamp(-127, 127).to(torch.int8)
-    data = torch.zeros(records, layout.summary_bytes, dtype=torch.uint8)
-    _place(data, at["unit_k"], keys.view(records, 8, 16, dim // 4, 4).transpose(2, 3))
-    _place(data, at["unit_k_scale"], torch.full((records, SEGMENT_UNITS), 1 / 32).half())
-    _place(
-        data,
-        at["unit_v"],
-        torch.randint(-127, 128, (records, SEGMENT_UNITS * dim), generator=generator).to(torch.int8),
-    )
-    _place(data, at["unit_v_scale"], torch.full((records, SEGMENT_UNITS), 1 / 127).half())
-    units = torch.full((records, SEGMENT_UNITS), 16, dtype=torch.uint8)
-    units[:, -1] = 0
-    _place(data, at["unit_n"], units)
-    _place(data, at["group_k"], group.half())
-    _place(data, at["group_v"], torch.randn(records, 8 * dim, generator=generator).half() * 0.2)
-    _place(data, at["group_n"], torch.tensor([256] * 7 + [240], dtype=torch.int16).expand(records, 8))
-    outliers = torch.randn(records, 2 * 16 * dim, generator=generator).bfloat16()
-    _place(data, at["outlier_k"], outliers[:, : 16 * dim])
-    _place(data, at["outlier_v"], outliers[:, 16 * dim :])
-    _place(data, at["outlier_n"], torch.full((records, 1), 16, dtype=torch.int16))
-    return data
-
-
 def _queries(heads: HeadShape, layers: int) -> torch.Tensor:
     """[layers, Hq * D] of length one; heads that share a KV head are somewhat alike."""
-    generator, group = _generator(4), heads.num_q_heads // heads.num_kv_heads
+    generator, group = torch.Generator().manual_seed(4), heads.num_q_heads // heads.num_kv_heads
     shared = torch.randn(layers, heads.num_kv_heads, 1, heads.head_dim, generator=generator)
     q = shared + 0.5 * torch.randn(layers, heads.num_kv_heads, group, heads.head_dim, generator=generator)
     unit: torch.Tensor = q / q.norm(dim=-1, keepdim=True) / heads.scale
@@ -199,31 +106,19 @@ def _queries(heads: HeadShape, layers: int) -> torch.Tensor:
 
 
 def _set_budgets(setup: Setup, plan: DecodePlan, length: int) -> None:
-    """Scale each layer's queries until its heads select as many units as its budget says: the wider scores spread,
-    the fewer units hold the mass."""
+    """Scale each layer's queries until its heads select as many units as its budget says."""
     biases = [layer.qkv_bias for layer in plan.model.layers]
     directions = [None if bias is None else bias.clone() for bias in biases]
-    low, high = torch.full((setup.layers,), 0.5), torch.full((setup.layers,), 8.0)
-    wanted = torch.tensor([float(BUDGETS[layer % len(BUDGETS)]) for layer in range(setup.layers)])
-    batch = setup.batch(length, _SPARSE)
-    for _ in range(10):
-        spread = (low + high) / 2
+    batch = setup.kv.batch(length, _SPARSE)
+
+    def units(spread: torch.Tensor) -> torch.Tensor:
         for bias, direction, factor in zip(biases, directions, spread.tolist(), strict=True):
             if bias is not None and direction is not None:
                 bias.copy_(direction * factor)
         setup.kernels.decode_step(plan, torch.zeros(1, _HIDDEN), batch)
-        too_many = _units_read(batch) > wanted
-        low, high = torch.where(too_many, spread, low), torch.where(too_many, high, spread)
+        return units_read(batch)
 
-
-def _units_read(batch: RaggedBatch) -> torch.Tensor:
-    """Units that a KV head selected in each layer of the last step, mean over heads."""
-    tiers = batch.segments
-    if tiers is None or tiers.stats is None:
-        raise ValueError("the batch has no segments or no statistics")
-    closed = int(tiers.counts[0])
-    others = SINK_TOKENS + int(batch.kv_lengths[0]) - closed * (SEGMENT_TOKENS - OUTLIERS)
-    return (tiers.stats[0, :, ATTENTION_STATS.index("exact_tokens")] - others) / UNIT_TOKENS
+    find_spread(setup.layers, units, low=0.5, high=8.0)
 
 
 def _model(kernels: Kernels, heads: HeadShape, layers: int, positions: int) -> DecodeModel:
@@ -277,11 +172,11 @@ def _step_s(setup: Setup, plan: DecodePlan, batch: RaggedBatch, repeats: int) ->
 
 def _dense_bytes(setup: Setup, batch: RaggedBatch) -> int:
     """What the dense form reads in a step: payloads, counts and outliers of closed segments, bf16 blocks."""
-    layout, tiers = setup.segments.layout, batch.segments
+    layout, tiers = setup.kv.segments.layout, batch.segments
     closed = 0 if tiers is None else int(tiers.counts[0])
     blocks = int((batch.block_tables >= 0).sum())
     record = layout.payload_bytes + SEGMENT_UNITS + 4 * 16 * layout.head_dim
-    return closed * layout.records * record + blocks * setup.pool.layout.block_bytes
+    return closed * layout.records * record + blocks * setup.kv.pool.layout.block_bytes
 
 
 def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:
@@ -289,15 +184,18 @@ def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:
     for setup in setups:
         for name, length in LENGTHS.items():
             plan, key = setup.plan[name], setup.prefix
-            dense_batch, batch = setup.batch(length, replace(_SPARSE, sparse=False)), setup.batch(length, _SPARSE)
-            idle_s = _step_s(setup, plan, setup.batch(1, _SPARSE), 15)
+            dense_batch, batch = (
+                setup.kv.batch(length, replace(_SPARSE, sparse=False)),
+                setup.kv.batch(length, _SPARSE),
+            )
+            idle_s = _step_s(setup, plan, setup.kv.batch(1, _SPARSE), 15)
             dense_s = _step_s(setup, plan, dense_batch, 3) - idle_s
             hybrid_s = _step_s(setup, plan, batch, 9) - idle_s
             figures[f"{key}vs_dense_int8_{name}"] = dense_s / hybrid_s
             figures[f"{key}hybrid_{name}_us"] = hybrid_s / setup.layers * 1e6
             share = _dense_bytes(setup, dense_batch) / dense_s / 1e9 / figures["read_gb_s"]
             figures[f"{key}dense_bandwidth_share" + ("_32k" if name == "32k" else "")] = share
-            figures[f"{key}units_{name}"] = float(_units_read(batch).mean())
+            figures[f"{key}units_{name}"] = float(units_read(batch).mean())
             figures |= {f"{key}{part}_{name}_share": value for part, value in _parts(setup, plan, batch).items()}
     return figures
 

@@ -18,15 +18,17 @@ _MICRO_BATCH_TOKENS = 512
 class LlamaCpp:
     """One context with one sequence. `decode` keeps a prompt's KV and drops what was generated after it."""
 
-    def __init__(self, spec: LoadSpec) -> None:
+    def __init__(self, spec: LoadSpec, *, kv_type: int | None = None, room_tokens: int = 0) -> None:
         self._llm: Any = llama_cpp.Llama(
             model_path=spec.model,
-            n_ctx=spec.max_context_tokens,
+            n_ctx=spec.max_context_tokens + room_tokens,
             n_batch=_BATCH_TOKENS,
             n_ubatch=_MICRO_BATCH_TOKENS,
             n_threads=spec.threads,
             n_threads_batch=spec.threads,
             flash_attn=True,
+            type_k=kv_type,
+            type_v=kv_type,
             verbose=False,
         )
         self._context = self._llm.ctx
