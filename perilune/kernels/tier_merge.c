@@ -5,7 +5,9 @@
 #include "lanes.h"
 #include "tier_decode.h"
 
-static void note_stats(const tier_sequence *at, const tier_plan *plan, int64_t first, const float *factors, float *stats) {
+/* factors[p] = 2^(exponent of part p - top) */
+static void note_stats(const tier_sequence *at, const tier_plan *plan, int64_t first, const float *factors, float top,
+                       float *stats) {
     float masses[4] = {0}, moment = 0.0f;
     int ends[] = {plan->near + plan->outlier + plan->whole, plan->selected, plan->mean};
     for (int kind = 0, p = 0, end = 0; kind < 3; kind++)
@@ -13,7 +15,8 @@ static void note_stats(const tier_sequence *at, const tier_plan *plan, int64_t f
             float sum = at->sums[SUM_WEIGHT][first + p];
             if (factors[p] == 0.0f || sum == 0.0f) continue;
             masses[kind] += factors[p] * sum;
-            moment += factors[p] * (at->sums[SUM_MOMENT][first + p] + log2f(factors[p]) * sum);
+            float below = at->sums[SUM_MAX][first + p] - top;
+            moment += factors[p] * (at->sums[SUM_MOMENT][first + p] + below * sum);
             if (kind == 2) masses[STAT_BORDER] += factors[p] * at->sums[SUM_BORDER][first + p];
         }
     float total = masses[0] + masses[1] + masses[2], tokens = (float)(plan->length > 2 ? plan->length : 2);
@@ -32,7 +35,7 @@ void tier_merge(const decode_job *job, int sequence, int q_head, float *out) {
     for (int p = 0; p < padded; p++) factors[p] = p < parts ? max[p] : MASKED;
     float top = ops->largest(factors, padded);
     ops->exponents(factors, padded, top, lanes);
-    if (job->rows->closed->stats) note_stats(at, &plan, first, factors, at->stats + q_head * STATS);
+    if (job->rows->closed->stats) note_stats(at, &plan, first, factors, top, at->stats + q_head * STATS);
     for (int p = parts - plan.mean; p < parts; p++) factors[p] *= plan.policy->summary_weight;
     for (int p = 0; p < parts; p++) total += factors[p] * sum[p];
     memset(out, 0, sizeof(float) * (size_t)dim);
