@@ -221,26 +221,38 @@ def _ask_figures(home: Path, readings: Readings) -> dict[str, float | bool | Non
 
 
 def _pdf_figures(home: Path, readings: Readings) -> dict[str, float | bool | None]:
-    """A 1,000-page PDF: the first question at once after the upload, five more once it is indexed."""
+    """A 1,000-page PDF: one question at once after its upload, one once it is indexed; medians of five rounds."""
     if not PDF.is_file():
         say(f"{PDF.name} is not here (Debian's octave-doc): the PDF figures are left out")
         return {"pdf_first_s": None, "pdf_indexed_s": None}
+    pairs = [
+        _pdf_round(home / str(number), first, second, readings)
+        for number, (first, second) in enumerate(
+            zip(PDF_QUESTIONS, PDF_QUESTIONS[1:] + PDF_QUESTIONS[:1], strict=True)
+        )
+    ]
+    return {
+        "pdf_first_s": round(median(first_s for first_s, _ in pairs), 3),
+        "pdf_indexed_s": round(median(indexed_s for _, indexed_s in pairs), 3),
+    }
+
+
+def _pdf_round(home: Path, first: str, second: str, readings: Readings) -> tuple[float, float]:
+    """In a fresh home: seconds from the start of the upload to the first answer, and from the second question, once
+    the document is indexed, to its answer."""
     server = PeriluneServer(home)
     try:
         server.start()
         begun_s = time.perf_counter()
         file_id = server.upload(PDF.name, PDF.read_bytes())
         uploaded_s = time.perf_counter() - begun_s
-        first = readings.add("pdf_first", _ask(server, PDF_QUESTIONS[0], file_id))
+        answer = readings.add("pdf_first", _ask(server, first, file_id))
         server.wait_until(file_id, {"processed"})
         readings.runs.append({"kind": "pdf_ingest", "seconds": round(time.perf_counter() - begun_s, 3)})
-        indexed = [readings.add("pdf_indexed", _ask(server, q, file_id)) for q in PDF_QUESTIONS]
+        indexed = readings.add("pdf_indexed", _ask(server, second, file_id))
     finally:
         server.stop()
-    return {
-        "pdf_first_s": round(uploaded_s + _ttft(first), 3),
-        "pdf_indexed_s": round(median(_ttft(answer) for answer in indexed), 3),
-    }
+    return uploaded_s + _ttft(answer), _ttft(indexed)
 
 
 if __name__ == "__main__":
