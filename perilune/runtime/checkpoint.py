@@ -9,6 +9,7 @@ up down post_ffn_norm`, biases with `_bias` behind.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def matrix_shape(config: ModelConfig, part: str) -> tuple[int, int]:
     }[part]
 
 
-class Checkpoint:
+class Checkpoint(ABC):
     """Base of both formats. `tensor` and `optional` give weights as stored; norms come with `norm`."""
 
     config: ModelConfig
@@ -94,13 +95,14 @@ class Checkpoint:
             raise UnsupportedModel(f"The model lacks the weight {part}{where}.", hint="Download it again.")
         return found
 
+    @abstractmethod
     def optional(self, part: str, layer: int | None = None) -> StoredTensor | None:
-        raise NotImplementedError
+        """None when the model lacks it."""
 
     @property
+    @abstractmethod
     def files(self) -> tuple[Path, ...]:
         """The files whose bytes are the model."""
-        raise NotImplementedError
 
     def kind(self, part: str, layer: int | None = None) -> str:
         """The number format in which a matrix is stored, from metadata. Here: plain floats."""
@@ -118,8 +120,9 @@ class Checkpoint:
     def stored_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.files)
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Release the files."""
 
 
 class GGUFCheckpoint(Checkpoint):
