@@ -197,8 +197,9 @@ class EngineLoop:
         return self._stepper.kv_use()
 
     def _check_memory(self) -> None:
+        """Refuse beside running work only: on an idle engine a new sequence takes the place of what is cached."""
         use = self.kv_use()
-        if use.level is Pressure.RED:
+        if use.level is Pressure.RED and self._live:
             raise Overloaded(
                 f"KV takes {use.share:.0%} of the memory that it may have, so no new work is taken.",
                 hint="Try again in a moment; if it stays so, lower kv_cache.ram or give the machine more memory.",

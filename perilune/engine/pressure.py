@@ -83,6 +83,7 @@ class PressureGauge:
         self._free_bytes = free_bytes
         self._clock = clock
         self._next_s = float("-inf")
+        self._most_hot_bytes = self._most_warm_bytes = 0  # pages once written stay this process's, for reuse
         self.use = KVUse()
 
     def due(self) -> bool:
@@ -98,7 +99,9 @@ class PressureGauge:
             self._tiers.summary_bytes if self._tiers else 0
         )
         hot = (counts.used_blocks + counts.cached_blocks) * block
-        limit = hot + warm + summaries + self._free_bytes()
+        self._most_hot_bytes = max(self._most_hot_bytes, hot)
+        self._most_warm_bytes = max(self._most_warm_bytes, warm)
+        limit = self._most_hot_bytes + self._most_warm_bytes + summaries + self._free_bytes()
         used_tokens = counts.used_blocks * BLOCK_TOKENS
         measured = KVUse(
             hot,

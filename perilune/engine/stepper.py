@@ -159,9 +159,11 @@ class Stepper:
             self._prepare(plan, cancelled)
             start = self._clock()
             faults = _disk_reads()
+            # Asked before: a sequence that leaves in the middle of the step gives its slots back there.
+            cold = bool(decoding) and self._moves is not None and self._moves.reads_cold(plan)
             result = self._runtime.forward_step(plan, cancelled)
             seconds = self._clock() - start
-            if decoding and self._moves is not None and self._moves.reads_cold(plan):
+            if cold:
                 outcome = "hit" if _disk_reads() == faults else "miss"
                 self._telemetry.count("kv_cold_steps_total", outcome=outcome)
             self._close_segments(plan, cancelled)

@@ -30,4 +30,14 @@ def _cgroup_bytes(cgroup: Path) -> int:
     if not (limit.is_file() and used.is_file()):
         return _UNLIMITED
     text = limit.read_text().strip()
-    return _UNLIMITED if text == "max" else max(0, int(text) - int(used.read_text()))
+    if text == "max":
+        return _UNLIMITED
+    return max(0, int(text) - int(used.read_text()) + _reclaimable_bytes(cgroup / "memory.stat"))
+
+
+def _reclaimable_bytes(stat: Path) -> int:
+    """Cached file pages that nobody used lately: they count as used, and go as soon as memory is wanted."""
+    if not stat.is_file():
+        return 0
+    figures = dict(line.split() for line in stat.read_text().splitlines())
+    return int(figures.get("inactive_file", 0))

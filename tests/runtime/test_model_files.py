@@ -310,5 +310,7 @@ def test_free_memory_respects_a_container(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
     assert free_memory_bytes(tmp_path / "meminfo", tmp_path) == 600
+    (tmp_path / "memory.stat").write_text("anon 50\ninactive_file 150\nactive_file 100\n")
+    assert free_memory_bytes(tmp_path / "meminfo", tmp_path) == 750
     (tmp_path / "memory.max").write_text("max\n")
     assert free_memory_bytes(tmp_path / "meminfo", tmp_path) == 2 * 1024**2
