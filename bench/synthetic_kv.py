@@ -1,15 +1,19 @@
 """KV that no model computed, for timing decode over contexts whose prefill would take hours.
 
 Closed segments of random units, and random bf16 blocks. Which units a head selects follows from the spread of its
-scores, so the spread is set until heads select as many as `BUDGETS` says. Knows kernels and layouts; nothing of
-models, engines or figures.
+scores, so the spread is set until heads select as many as on real text (`Selection`; `bench.selection` measures).
+Knows kernels and layouts; nothing of models, engines or figures.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -36,11 +40,54 @@ from perilune.kernels.tiers import (
     SegmentLayout,
 )
 
-BUDGETS = (32, 32, 40, 52, 64, 80, 110, 150, 256)
-"""Units that KV heads select; layers take these in turn. An assumption around the default budget of 64 units."""
+SELECTION_FILE = Path(__file__).resolve().parent / "recorded" / "selection.json"
+
+MEASURED_POLICY = AttentionPolicy(dense_layer_tokens=0)
+"""The default with every layer sparse: what the first layers would select is wanted for contexts where they do."""
 
 _DISTINCT = 16  # segments whose numbers are drawn; the others repeat them, in memory of their own
 _GROUP_SHARE = 0.5  # of a unit key's variance: what its group has in common
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Units that a KV head selects. `layers`: by layer of the default model at `base_tokens` of context; `growth`:
+    (context, factor over the first), from the model of the longer window."""
+
+    layers: tuple[float, ...]
+    base_tokens: int
+    growth: tuple[tuple[int, float], ...]
+    note: str
+
+    @classmethod
+    def load(cls, file: Path = SELECTION_FILE) -> Selection:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        short, long = kept["models"]
+        base_tokens, layers = next(iter(short["units"].items()))
+        means = [(int(length), fmean(units)) for length, units in long["units"].items()]
+        growth = tuple((length, mean / means[0][1]) for length, mean in means)
+        note = f"budgets as on real text, {kept['date']} (bench.selection)"
+        if kept["policy"] != asdict(MEASURED_POLICY):
+            note += "; of ANOTHER policy than today's default: record them again"
+        return cls(tuple(layers), int(base_tokens), growth, note)
+
+    def at(self, context_tokens: int, *, first: int = 0) -> tuple[float, ...]:
+        """Units by layer, from layer `first` on, at a context; within what the policy allows."""
+        factor = self.factor(context_tokens)
+        least, most = MEASURED_POLICY.min_units, MEASURED_POLICY.max_units
+        return tuple(
+            min(max(units * factor, least * scale), most * scale)
+            for index, units in enumerate(self.layers)
+            for scale in (4 if index < MEASURED_POLICY.dense_layers else 1,)
+            if index >= first
+        )
+
+    def factor(self, context_tokens: int) -> float:
+        """Growth since the first measured context; linear in the logarithms, past the last one too."""
+        pairs = list(pairwise(self.growth))
+        (low, one), (high, other) = next((p for p in pairs if context_tokens <= p[1][0]), pairs[-1])
+        slope = math.log(other / one) / math.log(high / low)
+        return one * math.exp(slope * math.log(max(context_tokens, self.base_tokens) / low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +151,21 @@ def units_read(batch: RaggedBatch) -> torch.Tensor:
     return (tiers.stats[0, :, ATTENTION_STATS.index("exact_tokens")] - others) / UNIT_TOKENS
 
 
-def find_spread(layers: int, units: Callable[[torch.Tensor], torch.Tensor], *, low: float, high: float) -> None:
-    """Bisect each layer's spread of scores: `units(spread [layers])` applies it and says what a step then selects.
+def find_spread(
+    wanted: Sequence[float], units: Callable[[torch.Tensor], torch.Tensor], *, low: float, high: float
+) -> torch.Tensor:
+    """Bisect each layer's spread of scores, fp32 [layers], until a step selects the `wanted` units of each.
 
-    The wider scores spread, the fewer units hold the mass.
+    `units(spread)` applies a spread and says what a step then selects. The wider scores spread, the fewer units
+    hold the mass.
     """
-    wanted = torch.tensor([float(BUDGETS[layer % len(BUDGETS)]) for layer in range(layers)])
+    target, layers = torch.tensor(wanted), len(wanted)
     least, most = torch.full((layers,), math.log(low)), torch.full((layers,), math.log(high))
     for _ in range(12):
         spread = (least + most) / 2
-        too_many = units(spread.exp()) > wanted
+        too_many = units(spread.exp()) > target
         least, most = torch.where(too_many, spread, least), torch.where(too_many, most, spread)
+    return spread.exp()
 
 
 # ------------------------------------------------------------------------------------------------- records
