@@ -154,7 +154,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not options.quick:
         gemma = pull("gemma3-270m", peers.home()).path
         subjects.append(Subject("Gemma-3-270M Q4_K_M", gemma, (7936, 15_872, 32_256), 2))
-    models = [measure(subject) for subject in subjects]
+    models = []
+    for subject in subjects:
+        models.append(measure(subject))
+        say(json.dumps(models[-1]))
     result = Result("selection", {}, describe() | {"foreign_share": 0.0}, models, quick=options.quick)
     for subject, model in zip(subjects, models, strict=True):
         name = subject.model.partition("-")[0].lower()
