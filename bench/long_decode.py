@@ -62,7 +62,8 @@ _DENSE_SIZES = ("32k", "128k")
 _NEW_TOKENS = {TIERED: 33, DENSE: 9, LLAMACPP: 5}
 """Steps of a turn, and one more; llama.cpp's take up to a second each."""
 _ITL = {"itl_8k": SIZES["8k"], "itl_64k": SIZES["64k"]}
-_QUICK_ROUNDS = 2
+_QUICK_ROUNDS, _QUICK_GAUGE = 2, "4k"
+"""--quick calibrates the machine at one size only: a reading takes a second."""
 _LOAD_TIMEOUT_S = 600
 
 
@@ -144,7 +145,8 @@ def _measure(options: Options, machine: Machine, started_s: float) -> list[Readi
             turn = partial(_turn, tokens=tokens)
             for worker in present.values():
                 turn(worker, 0)
-            readings += interleave(present, rounds, size, turn, machine)
+            gauge = machine if not options.quick or size == _QUICK_GAUGE else None
+            readings += interleave(present, rounds, size, turn, gauge)
         if TIERED in workers:
             readings += _itl({TIERED: workers[TIERED]}, rounds)
     return readings

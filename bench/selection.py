@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     subjects = [Subject("SmolLM2-135M-Instruct Q4_1", peers.model_gguf(), (7936,), 1 if options.quick else 3)]
     if not options.quick:
         gemma = pull("gemma3-270m", peers.home()).path
-        subjects.append(Subject("Gemma-3-270M Q4_K_M", gemma, (7936, 15_872, 32_256), 2))
+        subjects.append(Subject("Gemma-3-270M Q4_K_M", gemma, (7936, 15_872, 32_256), 1))
     models = []
     for subject in subjects:
         models.append(measure(subject))

@@ -62,11 +62,15 @@ class Selection:
     @classmethod
     def load(cls, file: Path = SELECTION_FILE) -> Selection:
         kept = json.loads(file.read_text(encoding="utf-8"))
-        short, long = kept["models"]
+        short, *longer = kept["models"]
         base_tokens, layers = next(iter(short["units"].items()))
-        means = [(int(length), fmean(units)) for length, units in long["units"].items()]
-        growth = tuple((length, mean / means[0][1]) for length, mean in means)
         note = f"budgets as on real text, {kept['date']} (bench.selection)"
+        growth: tuple[tuple[int, float], ...] = ((int(base_tokens), 1.0), (2 * int(base_tokens), 1.0))
+        if longer:
+            means = [(int(length), fmean(units)) for length, units in longer[0]["units"].items()]
+            growth = tuple((length, mean / means[0][1]) for length, mean in means)
+        else:
+            note += "; how they grow with the context was NOT measured"
         if kept["policy"] != asdict(MEASURED_POLICY):
             note += "; of ANOTHER policy than today's default: record them again"
         return cls(tuple(layers), int(base_tokens), growth, note)

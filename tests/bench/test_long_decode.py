@@ -61,6 +61,16 @@ def test_budgets_grow_as_measured_and_within_the_policy(tmp_path: Path) -> None:
     assert found.at(128_000, first=2) == pytest.approx((240, 256, 40), abs=0.1)  # the line goes on
 
 
+def test_budgets_whose_growth_is_unknown_stay_and_say_so(tmp_path: Path) -> None:
+    file = record(tmp_path, [60.0, 60.0, 70.0])
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    kept["models"].pop()
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    found = Selection.load(file)
+    assert found.at(8000) == found.at(131_072) == (128, 128, 70)
+    assert "NOT measured" in found.note
+
+
 def test_a_record_of_another_policy_says_so(tmp_path: Path) -> None:
     assert "ANOTHER" not in Selection.load(record(tmp_path, [60.0])).note
     other = asdict(MEASURED_POLICY) | {"top_p": 0.5}
