@@ -59,6 +59,7 @@ class Rounds:
 
     def __init__(self, prompts: Sequence[Sequence[str]]) -> None:
         self._prompts = prompts
+        self._prompt_tokens: dict[int, int] = {}  # by round, as the first server counted them
         self.ttft_s: dict[int, list[float]] = {}
 
     def turn(self, server: ServerProcess, number: int) -> tuple[int, float]:
@@ -74,6 +75,9 @@ class Rounds:
         seconds = perf_counter() - begun_s
         for answer in answers:
             check(answer)
+        count = sum(answer.usage["prompt_tokens"] for answer in answers)
+        if abs(self._prompt_tokens.setdefault(number, count) - count) > _TEMPLATE_TOKENS:
+            raise ServerError(f"the servers read {self._prompt_tokens[number]} and {count} tokens of one prompt")
         self.ttft_s.setdefault(server.port, []).append(median(a.ttft_s or a.total_s for a in answers))
         return len(answers) * NEW_TOKENS, seconds
 
