@@ -293,127 +293,114 @@ static void attend_units(tier_rows *state, const record_layout *at, const unit_r
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- outliers */
+/* --------------------------------------------------------------------------------------------------- the index */
 
-INLINE __m512 even_bf16(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
+typedef struct index_group { /* 16 units of a record, one a lane */
+    const uint8_t *mean, *spread;
+    const uint64_t *signs;
+    __m512 mean_scale, spread_scale;
+    __mmask16 exist;
+} index_group;
 
-INLINE __m512 odd_bf16(__m512i words) {
-    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
+INLINE index_group open_group(const record_layout *at, const uint8_t *summary, int group, int dim) {
+    int present = *halves_at(summary, at->units) - group * GROUP_UNITS;
+    return (index_group){
+        .mean = summary + at->mean + group * GROUP_UNITS * dim / 2,
+        .spread = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2,
+        .signs = (const uint64_t *)(summary + at->signs) + group * UNIT_TOKENS * dim / 4,
+        .mean_scale = halves_16(halves_at(summary, at->mean_scale) + group * GROUP_UNITS),
+        .spread_scale = halves_16(halves_at(summary, at->spread_scale) + group * GROUP_UNITS),
+        .exist = present >= GROUP_UNITS ? 0xffff : (__mmask16)((1u << (present > 0 ? present : 0)) - 1),
+    };
 }
 
-INLINE void outlier_rows(const int rows, tier_rows *state, int first, const uint16_t *k, const uint16_t *v, int count) {
-    __m512 s[TIER_ROWS];
-    float shrink[TIER_ROWS], p[TIER_ROWS][UNIT_TOKENS];
-    int dim = state->dim;
-    const float *q = state->q + first * dim;
+/* q . mean key of each unit */
+INLINE void mean_scores(const int rows, const tier_rows *state, int first, const index_group *at, __m512 *out) {
+    __m512i sum[TIER_ROWS], low_half = _mm512_set1_epi8(15);
+    const int8_t *q = state->fixed + first * state->padded;
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) s[r] = _mm512_setzero_ps();
-    for (int pair = 0; pair < dim / 2; pair++) {
-        __m512i words = _mm512_loadu_si512(k + 32 * pair);
-        __m512 even = even_bf16(words), odd = odd_bf16(words);
+    for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
+    for (int w = 0; w < state->dim / 8; w++) {
+        __m512i codes = _mm512_loadu_si512(at->mean + 64 * w), low = _mm512_and_si512(codes, low_half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            s[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(q[r * dim + 2 * pair]), s[r]);
-            s[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(q[r * dim + 2 * pair + 1]), s[r]);
+            dot(&sum[r], low, broadcast4(q + r * state->padded + 4 * w));
+            dot(&sum[r], high, broadcast4(q + r * state->padded + 4 * w + state->dim / 2));
         }
     }
-    __mmask16 exist = (__mmask16)((1u << count) - 1);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        s[r] = _mm512_mask_blend_ps(exist, _mm512_set1_ps(MASKED), s[r]);
-        shrink[r] = softmax_row(state, first + r, 1, &s[r]);
-        _mm512_storeu_ps(p[r], s[r]);
+        __m512 centred = _mm512_sub_ps(_mm512_cvtepi32_ps(sum[r]), _mm512_set1_ps(7.5f * (float)state->total[first + r]));
+        out[r] = _mm512_mul_ps(centred, _mm512_mul_ps(at->mean_scale, _mm512_set1_ps(state->step[first + r])));
     }
-    for (int d = 0; d < dim; d += 16) {
-        __m512 acc[TIER_ROWS];
-        float *at = state->acc + first * state->padded + d;
+}
+
+INLINE __m512 spread_of(const index_group *at, int token) {
+    int64_t codes;
+    memcpy(&codes, at->spread + token * GROUP_UNITS / 2, 8);
+    int64_t low = codes & 0x0f0f0f0f0f0f0f0fll, high = codes >> 4 & 0x0f0f0f0f0f0f0f0fll;
+    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(high, low)));
+    return _mm512_fmadd_ps(code, at->spread_scale, at->spread_scale);
+}
+
+#define SKETCH_TOKENS 4 /* of each unit, side by side */
+
+INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const index_group *at, float *z, int64_t stride) {
+    __m512 base[TIER_ROWS], total[TIER_ROWS];
+    __m512i one = _mm512_set1_epi8(1);
+    const int8_t *q = state->fixed + first * state->padded;
+    int words = state->dim / 4;
+    mean_scores(rows, state, first, at, base);
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
-            acc[r] = _mm512_mul_ps(_mm512_loadu_ps(at + r * state->padded), _mm512_set1_ps(shrink[r]));
-        for (int pair = 0; pair < (count + 1) / 2; pair++) {
-            __m512i words = _mm512_loadu_si512(v + 2 * (pair * dim + d));
-            __m512 even = even_bf16(words), odd = odd_bf16(words);
+    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
+    for (int t = 0; t < UNIT_TOKENS; t += SKETCH_TOKENS) {
+        __m512i sum[SKETCH_TOKENS][TIER_ROWS];
+        const uint64_t *signs = at->signs + t * words;
+#pragma GCC unroll 4
+        for (int i = 0; i < SKETCH_TOKENS; i++)
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) sum[i][r] = _mm512_setzero_si512();
+        for (int w = 0; w < words; w++) {
+            __m512i bits[SKETCH_TOKENS];
+#pragma GCC unroll 4
+            for (int i = 0; i < SKETCH_TOKENS; i++) bits[i] = _mm512_maskz_mov_epi8(signs[i * words + w], one);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
-                acc[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(p[r][2 * pair]), acc[r]);
-                acc[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(p[r][2 * pair + 1]), acc[r]);
+                __m512i channels = broadcast4(q + r * state->padded + 4 * w);
+#pragma GCC unroll 4
+                for (int i = 0; i < SKETCH_TOKENS; i++) dot(&sum[i][r], bits[i], channels);
             }
         }
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) _mm512_storeu_ps(at + r * state->padded, acc[r]);
-    }
-}
-
-static void attend_outliers(tier_rows *state, const record_layout *at, const uint8_t *summary, int count,
-                            const uint8_t *ahead) {
-    const uint16_t *k = halves_at(summary, at->outlier_k), *v = halves_at(summary, at->outlier_v);
-    for (int i = at->outlier_k; ahead && i < at->summary_bytes; i += 64)
-        _mm_prefetch((const char *)ahead + i, _MM_HINT_T1);
-    for (int first = 0; count > 0 && first < state->rows; first += TIER_ROWS)
-        switch (state->rows - first) {
-        case 1: outlier_rows(1, state, first, k, v, count); break;
-        case 2: outlier_rows(2, state, first, k, v, count); break;
-        case 3: outlier_rows(3, state, first, k, v, count); break;
-        default: outlier_rows(4, state, first, k, v, count); break;
-        }
-}
-
-/* --------------------------------------------------------------------------------------------------- the index */
-
-/* Mean keys are signed; with 128 added they are the unsigned side, and 128 times the query's sum comes off again. */
-INLINE void score_rows(const int rows, const tier_rows *state, int first, const uint8_t *k, __m512 scale, __m512 bias,
-                       __mmask16 exist, float *z, int64_t stride) {
-    __m512i high[TIER_ROWS], low[TIER_ROWS];
+        for (int i = 0; i < SKETCH_TOKENS; i++) {
+            __m512 spread = spread_of(at, t + i);
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) high[r] = low[r] = _mm512_setzero_si512();
-    for (int c = 0; c < state->dim / 4; c++) {
-        __m512i key = _mm512_xor_si512(_mm512_loadu_si512(k + 64 * c), _mm512_set1_epi8((char)0x80));
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            int at = (first + r) * state->padded + 4 * c;
-            dot(&high[r], key, broadcast4(state->high + at));
-            dot(&low[r], key, broadcast4(state->low + at));
+            for (int r = 0; r < rows; r++) { /* +-1 is 2 bit - 1 */
+                __m512 signed_sum = _mm512_cvtepi32_ps(
+                    _mm512_sub_epi32(_mm512_slli_epi32(sum[i][r], 1), _mm512_set1_epi32(state->total[first + r])));
+                __m512 x = _mm512_mul_ps(_mm512_mul_ps(spread, _mm512_set1_ps(state->step[first + r])), signed_sum);
+                total[r] = _mm512_add_ps(total[r], exp2_16(_mm512_min_ps(x, _mm512_set1_ps(MAX_SKETCH))));
+            }
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
-        sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(128 * state->total[first + r]));
-        __m512 step = _mm512_mul_ps(scale, _mm512_set1_ps(state->step[first + r]));
-        __m512 score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), step, bias);
-        _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(exist, _mm512_set1_ps(MASKED), score));
+        __m512 sum = _mm512_max_ps(total[r], _mm512_set1_ps(0x1p-126f)), score = _mm512_add_ps(base[r], log2_16(sum));
+        _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(at->exist, _mm512_set1_ps(MASKED), score));
     }
 }
 
 static void score_units(const tier_rows *state, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride) {
-    const uint8_t *k = summary + at->unit_k + (int64_t)group * GROUP_UNITS * state->dim;
-    __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(summary + at->unit_n + group * GROUP_UNITS)));
-    __mmask16 exist = _mm512_cmpgt_epi32_mask(n, _mm512_setzero_si512());
-    __m512 scale = halves_16(halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS);
-    __m512 log_n = log2_16(_mm512_cvtepi32_ps(n));
+    index_group units = open_group(at, summary, group, state->dim);
     for (int first = 0; first < state->rows; first += TIER_ROWS)
         switch (state->rows - first) {
-        case 1: score_rows(1, state, first, k, scale, log_n, exist, z, stride); break;
-        case 2: score_rows(2, state, first, k, scale, log_n, exist, z, stride); break;
-        case 3: score_rows(3, state, first, k, scale, log_n, exist, z, stride); break;
-        default: score_rows(4, state, first, k, scale, log_n, exist, z, stride); break;
+        case 1: sketch_rows(1, state, first, &units, z, stride); break;
+        case 2: sketch_rows(2, state, first, &units, z, stride); break;
+        case 3: sketch_rows(3, state, first, &units, z, stride); break;
+        default: sketch_rows(4, state, first, &units, z, stride); break;
         }
-}
-
-static void score_groups(const tier_rows *state, const record_layout *at, const uint8_t *summary, float *z,
-                         int64_t stride) {
-    const uint16_t *keys = halves_at(summary, at->group_k), *n = halves_at(summary, at->group_n);
-    int dim = state->dim;
-    for (int g = 0; g < SEGMENT_GROUPS; g++, keys += dim) {
-        float bias = n[g] == GROUP_UNITS * UNIT_TOKENS ? 8.0f : (n[g] ? log2f((float)n[g]) : 0.0f);
-        for (int r = 0; r < state->rows; r++) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int d = 0; d < dim; d += 16)
-                sum = _mm512_fmadd_ps(halves_16(keys + d), _mm512_loadu_ps(state->q + r * dim + d), sum);
-            z[r * stride + g] = n[g] ? _mm512_reduce_add_ps(sum) + bias : MASKED;
-        }
-    }
 }
 
 /* ---------------------------------------------------------------------------------------------------- means */
@@ -476,15 +463,18 @@ INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t 
     }
 }
 
-static void add_units(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *w,
+static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, int half, const float *w,
                       int64_t stride) {
-    const int8_t *v = (const int8_t *)(summary + at->unit_v) + (int64_t)group * GROUP_UNITS * state->dim;
-    __m512 scale = halves_16(halves_at(summary, at->unit_v_scale) + group * GROUP_UNITS);
+    const int8_t *v = (const int8_t *)(summary + at->quad_v) + (int64_t)half * HALF_QUADS * state->dim;
+    __m512 scale = halves_16(halves_at(summary, at->quad_v_scale) + half * HALF_QUADS);
     for (int first = 0; first < state->rows; first += TIER_ROWS) {
         int rows = state->rows - first < TIER_ROWS ? state->rows - first : TIER_ROWS;
         weights p[TIER_ROWS];
         for (int r = 0; r < rows; r++) {
-            __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(w + (first + r) * stride), scale);
+            const float *of = w + (first + r) * stride;
+            _Alignas(64) float sums[HALF_QUADS];
+            for (int i = 0; i < HALF_QUADS; i++) sums[i] = (of[4 * i] + of[4 * i + 1]) + (of[4 * i + 2] + of[4 * i + 3]);
+            __m512 scaled = _mm512_mul_ps(_mm512_load_ps(sums), scale);
             fix_weights(1, &scaled, &p[r]);
         }
         switch (rows) {
@@ -493,17 +483,6 @@ static void add_units(tier_rows *state, const record_layout *at, const uint8_t *
         case 3: mean_rows(3, state, first, v, p); break;
         default: mean_rows(4, state, first, v, p); break;
         }
-    }
-}
-
-static void add_group(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *w,
-                      int64_t stride) {
-    const uint16_t *v = halves_at(summary, at->group_v) + (int64_t)group * state->dim;
-    for (int r = 0; r < state->rows; r++) {
-        float *acc = state->acc + r * state->padded;
-        __m512 weight = _mm512_set1_ps(w[r * stride]);
-        for (int d = 0; d < state->dim; d += 16)
-            _mm512_storeu_ps(acc + d, _mm512_fmadd_ps(halves_16(v + d), weight, _mm512_loadu_ps(acc + d)));
     }
 }
 
@@ -521,6 +500,5 @@ static void exponents(float *z, int n, float max, float *lanes) {
 }
 
 const tier_ops tier_ops_avx512 = {
-    .attend_units = attend_units, .attend_outliers = attend_outliers, .score_units = score_units,
-    .score_groups = score_groups, .add_units = add_units, .add_group = add_group, .exponents = exponents,
+    .attend_units = attend_units, .score_units = score_units, .add_quads = add_quads, .exponents = exponents,
     TIER_ROWWISE_OPS};

@@ -126,84 +126,102 @@ static void attend_units(tier_rows *state, const record_layout *at, const unit_r
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ outliers */
+/* --------------------------------------------------------------------------------------------------- the index */
 
-static void attend_outliers(tier_rows *state, const record_layout *at, const uint8_t *summary, int count,
-                            const uint8_t *ahead) {
-    const uint16_t *k = halves_at(summary, at->outlier_k), *v = halves_at(summary, at->outlier_v);
-    int dim = state->dim;
-    (void)ahead;
-    for (int r = 0; count > 0 && r < state->rows; r++) {
-        float s[UNIT_TOKENS] = {0}, *acc = state->acc + r * state->padded;
-        const float *q = state->q + r * dim;
-        for (int d = 0; d < dim; d++)
-            for (int t = 0; t < UNIT_TOKENS; t++) s[t] += q[d] * bf16_to_float(k[(d / 2 * UNIT_TOKENS + t) * 2 + d % 2]);
-        for (int t = count; t < UNIT_TOKENS; t++) s[t] = MASKED;
-        float shrink = softmax_row(state, r, s);
-        for (int d = 0; d < dim; d++) acc[d] *= shrink;
-        for (int t = 0; t < count; t++)
-            for (int d = 0; d < dim; d++) acc[d] += s[t] * bf16_to_float(v[(t / 2 * dim + d) * 2 + t % 2]);
+/* A unit group's signs are looked up four channels at once: 16 sums of +-1 times the query's, kept as two bytes each. */
+typedef uint8_t vb __attribute__((vector_size(16)));
+typedef struct lookup {
+    vb low, high;
+} lookup;
+
+static void make_lookup(const int8_t *q, int words, lookup *out) {
+    for (int w = 0; w < words; w++)
+        for (int bits = 0; bits < 16; bits++) {
+            int sum = 0;
+            for (int j = 0; j < 4; j++) sum += bits >> j & 1 ? q[4 * w + j] : -q[4 * w + j];
+            out[w].low[bits] = (uint8_t)(sum & 255);
+            out[w].high[bits] = (uint8_t)((sum >> 8) & 255);
+        }
+}
+
+/* sums[u] of a token of each of 16 units; a word's nibble u is unit u's. */
+static void sign_sums(const uint64_t *signs, const lookup *table, int words, int32_t *sums) {
+    memset(sums, 0, sizeof(int32_t) * GROUP_UNITS);
+    for (int start = 0; start < words; start += 64) { /* 64 words stay within 16 bits */
+        int16_t even[8] = {0}, odd[8] = {0};
+        int end = start + 64 < words ? start + 64 : words;
+        for (int w = start; w < end; w++) {
+            uint64_t pair[2] = {signs[w] & 0x0f0f0f0f0f0f0f0full, signs[w] >> 4 & 0x0f0f0f0f0f0f0f0full};
+            vb index, low, high;
+            memcpy(&index, pair, sizeof index);
+            low = __builtin_shuffle(table[w].low, index);
+            high = __builtin_shuffle(table[w].high, index);
+            for (int i = 0; i < 8; i++) {
+                even[i] = (int16_t)(even[i] + (int16_t)(low[i] | high[i] << 8));
+                odd[i] = (int16_t)(odd[i] + (int16_t)(low[i + 8] | high[i + 8] << 8));
+            }
+        }
+        for (int i = 0; i < 8; i++) {
+            sums[2 * i] += even[i];
+            sums[2 * i + 1] += odd[i];
+        }
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- the index */
+static void mean_sums(const int8_t *q, const uint8_t *mean, int dim, int32_t *sums) {
+    memset(sums, 0, sizeof(int32_t) * GROUP_UNITS);
+    for (int w = 0; w < dim / 8; w++, mean += 4 * GROUP_UNITS)
+        for (int j = 0; j < 4; j++) {
+            int first = q[4 * w + j], second = q[4 * w + dim / 2 + j];
+            for (int u = 0; u < GROUP_UNITS; u++) {
+                int codes = mean[4 * u + j];
+                sums[u] += (codes & 15) * first + (codes >> 4) * second;
+            }
+        }
+}
 
 static void score_units(const tier_rows *state, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride) {
-    const uint8_t *keys = summary + at->unit_k + (int64_t)group * GROUP_UNITS * state->dim;
-    const uint16_t *scale = halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS;
-    const uint8_t *n = summary + at->unit_n + group * GROUP_UNITS;
-    for (int r = 0; r < state->rows; r++) {
-        const float *q = state->q + r * state->dim;
-        vf acc[UNIT_VECTORS] = {{0}};
-        for (int c = 0; c < state->dim / 4; c++)
-            for (int i = 0; i < UNIT_VECTORS; i++) {
-                vu words = load_words(keys + 64 * c + 4 * WIDTH * i);
-                for (int j = 0; j < 4; j++) acc[i] += q[4 * c + j] * signed_byte(words, j);
+    int dim = state->dim, words = dim / 4, present = *halves_at(summary, at->units) - group * GROUP_UNITS;
+    const uint8_t *mean = summary + at->mean + (int64_t)group * GROUP_UNITS * dim / 2;
+    const uint64_t *signs = (const uint64_t *)(summary + at->signs) + (int64_t)group * UNIT_TOKENS * words;
+    const uint8_t *spread = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2;
+    const uint16_t *scale = halves_at(summary, at->mean_scale) + group * GROUP_UNITS;
+    const uint16_t *size = halves_at(summary, at->spread_scale) + group * GROUP_UNITS;
+    lookup table[MAX_DIM / 4];
+    for (int r = 0; r < state->rows; r++, z += stride) {
+        const int8_t *q = state->fixed + r * state->padded;
+        int32_t sums[GROUP_UNITS];
+        float total[GROUP_UNITS] = {0};
+        make_lookup(q, words, table);
+        for (int t = 0; t < UNIT_TOKENS; t++) {
+            sign_sums(signs + t * words, table, words, sums);
+            for (int u = 0; u < GROUP_UNITS; u++) {
+                int code = spread[t * GROUP_UNITS / 2 + u % 8] >> (u < 8 ? 0 : 4) & 15;
+                float x = half_to_float(size[u]) * (float)(code + 1) * state->step[r] * (float)sums[u];
+                total[u] += exp2_fast(x < MAX_SKETCH ? x : MAX_SKETCH);
             }
-        float dots[GROUP_UNITS];
-        memcpy(dots, acc, sizeof dots);
-        for (int u = 0; u < GROUP_UNITS; u++)
-            z[r * stride + u] = n[u] ? dots[u] * half_to_float(scale[u]) + log2f((float)n[u]) : MASKED;
-    }
-}
-
-static void score_groups(const tier_rows *state, const record_layout *at, const uint8_t *summary, float *z,
-                         int64_t stride) {
-    const uint16_t *keys = halves_at(summary, at->group_k), *n = halves_at(summary, at->group_n);
-    int dim = state->dim;
-    for (int g = 0; g < SEGMENT_GROUPS; g++, keys += dim) {
-        float key[MAX_DIM], bias = n[g] ? log2f((float)n[g]) : 0.0f;
-        for (int d = 0; d < dim; d++) key[d] = half_to_float(keys[d]);
-        for (int r = 0; r < state->rows; r++) {
-            float lanes[LANES] = {0};
-            for (int d = 0; d < dim; d += LANES)
-                for (int j = 0; j < LANES; j++) lanes[j] += key[d + j] * state->q[r * dim + d + j];
-            z[r * stride + g] = n[g] ? add_lanes(lanes) + bias : MASKED;
+        }
+        mean_sums(q, mean, dim, sums);
+        for (int u = 0; u < GROUP_UNITS; u++) {
+            float base = half_to_float(scale[u]) * state->step[r] * ((float)sums[u] - 7.5f * (float)state->total[r]);
+            z[u] = u < present ? base + log2_fast(total[u]) : MASKED;
         }
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------- means */
 
-static void add_units(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *weights,
+static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, int half, const float *w,
                       int64_t stride) {
-    const int8_t *v = (const int8_t *)(summary + at->unit_v) + (int64_t)group * GROUP_UNITS * state->dim;
-    const uint16_t *scale = halves_at(summary, at->unit_v_scale) + group * GROUP_UNITS;
-    for (int u = 0; u < GROUP_UNITS; u++, v += state->dim)
+    const int8_t *v = (const int8_t *)(summary + at->quad_v) + (int64_t)half * HALF_QUADS * state->dim;
+    const uint16_t *scale = halves_at(summary, at->quad_v_scale) + half * HALF_QUADS;
+    for (int quad = 0; quad < HALF_QUADS; quad++, v += state->dim)
         for (int r = 0; r < state->rows; r++) {
-            float weight = weights[r * stride + u] * half_to_float(scale[u]), *acc = state->acc + r * state->padded;
+            const float *of = w + r * stride + quad * QUAD_UNITS;
+            float weight = (of[0] + of[1] + of[2] + of[3]) * half_to_float(scale[quad]), *acc = state->acc + r * state->padded;
             for (int d = 0; weight > 0.0f && d < state->dim; d++) acc[d] += weight * (float)v[d];
         }
-}
-
-static void add_group(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *weights,
-                      int64_t stride) {
-    const uint16_t *v = halves_at(summary, at->group_v) + (int64_t)group * state->dim;
-    for (int r = 0; r < state->rows; r++) {
-        float weight = weights[r * stride], *acc = state->acc + r * state->padded;
-        for (int d = 0; d < state->dim; d++) acc[d] += weight * half_to_float(v[d]);
-    }
 }
 
 static void exponents(float *z, int n, float max, float *lanes) {
@@ -216,6 +234,5 @@ static void exponents(float *z, int n, float max, float *lanes) {
 }
 
 const tier_ops TIER_OPS = {
-    .attend_units = attend_units, .attend_outliers = attend_outliers, .score_units = score_units,
-    .score_groups = score_groups, .add_units = add_units, .add_group = add_group, .exponents = exponents,
+    .attend_units = attend_units, .score_units = score_units, .add_quads = add_quads, .exponents = exponents,
     TIER_ROWWISE_OPS};
