@@ -35,7 +35,7 @@ from perilune.kernels.interface import (
     RopeTable,
 )
 from perilune.kernels.select import load
-from perilune.kernels.tiers import SEGMENT_UNITS, AttentionPolicy, SegmentLayout
+from perilune.kernels.tiers import AttentionPolicy, SegmentLayout
 
 BARS = {
     "vs_dense_int8_32k": Bar(at_least=5),
@@ -174,12 +174,11 @@ def _step_s(setup: Setup, plan: DecodePlan, batch: RaggedBatch, repeats: int) ->
 
 
 def _dense_bytes(setup: Setup, batch: RaggedBatch) -> int:
-    """What the dense form reads in a step: payloads, counts and outliers of closed segments, bf16 blocks."""
+    """What the dense form reads in a step: payloads of closed segments, bf16 blocks."""
     layout, tiers = setup.kv.segments.layout, batch.segments
     closed = 0 if tiers is None else int(tiers.counts[0])
     blocks = int((batch.block_tables >= 0).sum())
-    record = layout.payload_bytes + SEGMENT_UNITS + 4 * 16 * layout.head_dim
-    return closed * layout.records * record + blocks * setup.kv.pool.layout.block_bytes
+    return closed * layout.records * layout.payload_bytes + blocks * setup.kv.pool.layout.block_bytes
 
 
 def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:

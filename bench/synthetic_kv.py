@@ -29,9 +29,7 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.memory import zeroed_bytes
 from perilune.kernels.tiers import (
-    GROUP_UNITS,
-    OUTLIERS,
-    SEGMENT_GROUPS,
+    SEGMENT_QUADS,
     SEGMENT_TOKENS,
     SEGMENT_UNITS,
     SINK_TOKENS,
@@ -46,7 +44,6 @@ MEASURED_POLICY = AttentionPolicy(dense_layer_tokens=0)
 """The default with every layer sparse: what the first layers would select is wanted for contexts where they do."""
 
 _DISTINCT = 16  # segments whose numbers are drawn; the others repeat them, in memory of their own
-_GROUP_SHARE = 0.5  # of a unit key's variance: what its group has in common
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +148,7 @@ def units_read(batch: RaggedBatch) -> torch.Tensor:
     if tiers is None or tiers.stats is None:
         raise ValueError("the batch has no segments or no statistics")
     closed = int(tiers.counts[0])
-    others = SINK_TOKENS + int(batch.kv_lengths[0]) - closed * (SEGMENT_TOKENS - OUTLIERS)
+    others = SINK_TOKENS + int(batch.kv_lengths[0]) - closed * SEGMENT_TOKENS
     return (tiers.stats[0, :, ATTENTION_STATS.index("exact_tokens")] - others) / UNIT_TOKENS
 
 
@@ -195,28 +192,11 @@ def _payload(layout: SegmentLayout) -> torch.Tensor:
 
 
 def _summaries(layout: SegmentLayout, seed: int) -> torch.Tensor:
-    """uint8 [records, summary_bytes]: unit keys of variance one, half of it common to a group of units."""
-    records, dim, at = layout.records, layout.head_dim, layout.summary_offsets
-    generator = _generator(seed)
-    group = torch.randn(records, SEGMENT_GROUPS, 1, dim, generator=generator) * math.sqrt(_GROUP_SHARE)
-    own = torch.randn(records, SEGMENT_GROUPS, GROUP_UNITS, dim, generator=generator) * math.sqrt(1 - _GROUP_SHARE)
-    keys = ((group + own) * 32).round().clamp(-127, 127).to(torch.int8)
-    values = torch.randint(-127, 128, (records, SEGMENT_UNITS * dim), generator=generator).to(torch.int8)
-    data = torch.zeros(records, layout.summary_bytes, dtype=torch.uint8)
-    _place(data, at["unit_k"], keys.view(records, SEGMENT_GROUPS, GROUP_UNITS, dim // 4, 4).transpose(2, 3))
-    _place(data, at["unit_k_scale"], torch.full((records, SEGMENT_UNITS), 1 / 32).half())
-    _place(data, at["unit_v"], values)
-    _place(data, at["unit_v_scale"], torch.full((records, SEGMENT_UNITS), 1 / 127).half())
-    units = torch.full((records, SEGMENT_UNITS), UNIT_TOKENS, dtype=torch.uint8)
-    units[:, -1] = 0
-    _place(data, at["unit_n"], units)
-    _place(data, at["group_k"], group.half())
-    _place(data, at["group_v"], torch.randn(records, SEGMENT_GROUPS * dim, generator=generator).half() * 0.2)
-    tokens = torch.full((records, SEGMENT_GROUPS), GROUP_UNITS * UNIT_TOKENS, dtype=torch.int16)
-    tokens[:, -1] -= UNIT_TOKENS
-    _place(data, at["group_n"], tokens)
-    outliers = torch.randn(records, 2 * OUTLIERS * dim, generator=generator).bfloat16()
-    _place(data, at["outlier_k"], outliers[:, : OUTLIERS * dim])
-    _place(data, at["outlier_v"], outliers[:, OUTLIERS * dim :])
-    _place(data, at["outlier_n"], torch.full((records, 1), OUTLIERS, dtype=torch.int16))
+    """uint8 [records, summary_bytes]: unit means of variance one, keys that differ from them by about 0.3."""
+    records, at = layout.records, layout.summary_offsets
+    data = torch.randint(0, 256, (records, layout.summary_bytes), dtype=torch.uint8, generator=_generator(seed))
+    _place(data, at["mean_scale"], torch.full((records, SEGMENT_UNITS), 1 / 4.6).half())
+    _place(data, at["spread_scale"], torch.full((records, SEGMENT_UNITS), 0.3 / 8.5).half())
+    _place(data, at["quad_v_scale"], torch.full((records, SEGMENT_QUADS), 1 / 127).half())
+    _place(data, at["units"], torch.full((records, 1), SEGMENT_UNITS, dtype=torch.int16))
     return data

@@ -15,7 +15,7 @@ from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, uni
 from bench.worker import BenchEngine, LoadSpec
 from perilune.kernels.interface import Kernels, RaggedBatch
 from perilune.kernels.select import load as load_kernels
-from perilune.kernels.tiers import SEGMENT_GROUPS, SEGMENT_UNITS, AttentionPolicy, SegmentLayout
+from perilune.kernels.tiers import SEGMENT_UNITS, AttentionPolicy, SegmentLayout
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.models.decoder import Decoder
@@ -84,15 +84,15 @@ class LongDecode:
 
 
 class _Index:
-    """The unit and group keys of every layer, to be scaled: the wider the scores, the fewer units are selected."""
+    """The sketched keys of every layer, to be scaled: the wider the scores, the fewer units are selected."""
 
     def __init__(self, kv: SyntheticKV) -> None:
         layout = kv.segments.layout
         at = layout.summary_offsets
         shape = (kv.segments.num_slots, layout.num_layers, layout.num_kv_heads, layout.summary_bytes)
         records = kv.segments.summaries.view(shape)
-        sizes = {"unit_k_scale": 2 * SEGMENT_UNITS, "group_k": 2 * SEGMENT_GROUPS * layout.head_dim}
-        self._parts = [records[..., at[name] : at[name] + size] for name, size in sizes.items()]
+        names, size = ("mean_scale", "spread_scale"), 2 * SEGMENT_UNITS
+        self._parts = [records[..., at[name] : at[name] + size] for name in names]
         self._original = [part.contiguous().view(torch.float16) for part in self._parts]
 
     def scale(self, spread: torch.Tensor) -> None:

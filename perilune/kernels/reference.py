@@ -311,7 +311,9 @@ def _tiers(
     heads = segments.pool.layout.num_kv_heads
     slots = segments.tables[sequence, :count].tolist()
     records = [tier_reference.read_records(segments.pool, slot, layer * heads, heads) for slot in slots]
-    far = tier_attention.far_of([(part, (index + 1) * SEGMENT_TOKENS) for index, part in enumerate(records)])
+    far = tier_attention.far_of(
+        [(part, (index + 1) * SEGMENT_TOKENS) for index, part in enumerate(records)], rounded=True
+    )
     table, closed = batch.block_tables[sequence], count * SEGMENT_TOKENS
     length = int(batch.kv_lengths[sequence])
     sink_k, sink_v = gather_kv(pool, layer, table, SINK_TOKENS)

@@ -20,9 +20,11 @@
 typedef struct tier_rows {
     int32_t rows, dim, padded;
     float *q;           /* [rows][dim] */
-    int8_t *fixed;      /* [rows][padded], for the index: rotated q = step * fixed */
+    int8_t *fixed;      /* [rows][padded], for the index's means: rotated q = step * fixed */
     float *step;        /* [rows] */
     int32_t *total;     /* [rows], sum of `fixed` */
+    uint8_t *signed_sums; /* [rows][dim / 4][16], for its signs: the sum of +-q of four channels by their four bits, */
+    float *sum_step, *sum_zero; /* [rows]; all words' together are sum_step * (sum of signed_sums) - sum_zero */
     float *acc;         /* [rows][padded], weighted values */
     float *sum;         /* [rows][16], weights; lanes are added up at the end */
     float *moment;      /* [rows][16], weight * (score - max): what entropy needs */

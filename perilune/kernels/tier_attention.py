@@ -33,15 +33,20 @@ class Near:
 class Far:
     """The units of a sequence's closed segments, dequantised. Values and the index's keys are rotated.
 
-    k, v, index_k [Hkv, U, 16, D]; unit_v [Hkv, U, D]: mean values; all fp32. unit_end int64 [U]: the position after
-    the unit's segment.
+    k, v, rest_k [Hkv, U, 16, D], the last what the index knows beside mean_k [Hkv, U, D]; unit_v [Hkv, U, D]: mean
+    values; all fp32. unit_end int64 [U]: the position after the unit's segment. sign_codes int64 [Hkv, U, 16, D/4]
+    and spread fp32 [Hkv, U, 16], rest_k's parts, are there where queries are rounded as `tiers` says; None: an
+    evaluation does without, which is quicker and differs by a few hundredths of a score.
     """
 
     k: torch.Tensor
     v: torch.Tensor
-    index_k: torch.Tensor
+    mean_k: torch.Tensor
+    rest_k: torch.Tensor
     unit_v: torch.Tensor
     unit_end: torch.Tensor
+    sign_codes: torch.Tensor | None = None
+    spread: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,11 @@ Chooser = Callable[[Scores], torch.Tensor]
 """Scores -> bool [Hkv, T, U]: units to read exactly. May name units that are masked; they stay as they are."""
 
 
-def far_of(segments: Sequence[tuple[Records, int]]) -> Far:
-    """Closed segments (one layer's records, and the position after each) as one. At least one."""
+def far_of(segments: Sequence[tuple[Records, int]], *, rounded: bool = False) -> Far:
+    """Closed segments (one layer's records, and the position after each) as one. At least one.
+
+    `rounded`: the index's queries are rounded, as the native code does.
+    """
     counts = torch.tensor([records.k.shape[1] for records, _ in segments])
 
     def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
@@ -78,16 +86,19 @@ def far_of(segments: Sequence[tuple[Records, int]]) -> Far:
     return Far(
         k=joined([part.keys() for part in parts]),
         v=joined([part.rotated_values() for part in parts]),
-        index_k=joined([part.sketched_keys() for part in parts]),
+        mean_k=joined([part.mean_keys() for part in parts]),
+        rest_k=joined([part.sketched_rests() for part in parts]),
         unit_v=joined([part.unit_values() for part in parts]),
         unit_end=torch.tensor([end for _, end in segments]).repeat_interleave(counts),
+        sign_codes=joined([part.sign_codes() for part in parts]).long() if rounded else None,
+        spread=joined([part.spreads() for part in parts]) if rounded else None,
     )
 
 
 def no_far(kv_heads: int, head_dim: int) -> Far:
     """No closed segment at all."""
     none, tokens = torch.empty(kv_heads, 0, head_dim), torch.empty(kv_heads, 0, UNIT_TOKENS, head_dim)
-    return Far(tokens, tokens, tokens, none, torch.empty(0, dtype=torch.int64))
+    return Far(tokens, tokens, none, tokens, none, torch.empty(0, dtype=torch.int64))
 
 
 def dense(q: torch.Tensor, positions: torch.Tensor, near: Near, far: Far, heads: HeadShape) -> torch.Tensor:
@@ -204,7 +215,7 @@ def _scores(folded: torch.Tensor, positions: torch.Tensor, near: Near, far: Far,
     if forced.any():
         inside = tokens.masked_fill(~forced[:, :, None], _HIDDEN).flatten(-2).logsumexp(-1)
         exact = torch.logaddexp(exact, inside)
-    estimated = _token_scores(_index_queries(folded), far.index_k).logsumexp(-1)
+    estimated = _estimate(rotate(folded), far)
     return Scores(
         queries=folded,
         near=near_scores,
@@ -221,12 +232,38 @@ def _token_scores(folded: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
 
 
-def _index_queries(folded: torch.Tensor) -> torch.Tensor:
-    """Rotated, in whole steps of a 127th of each query's largest value."""
-    rotated = rotate(folded)
-    peak = rotated.abs().amax(-1, keepdim=True)
-    inverse = torch.where(peak > 0, 127 / peak, torch.zeros_like(peak))
-    return (rotated * inverse).round() * (peak / 127)
+def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
+    """Log of each unit's sum of exp(scores) by the index: rotated queries [Hkv, G, T, D] -> [Hkv, G, T, U]."""
+    if far.sign_codes is None or far.spread is None:
+        rest, of_mean = _token_scores(rotated, far.rest_k), rotated
+    else:
+        rest, of_mean = _rounded_rest(rotated, far.sign_codes, far.spread), _rounded(rotated)
+    powers = rest * math.log2(math.e)
+    whole = powers.floor()
+    chords = torch.ldexp(1 + powers - whole, whole.int()).sum(-1)
+    return of_mean @ far.mean_k.transpose(1, 2)[:, None] + chords.log()
+
+
+def _rounded(q: torch.Tensor) -> torch.Tensor:
+    """Each query in whole steps of a 127th of its largest value."""
+    peak = q.abs().amax(-1, keepdim=True)
+    return (q * torch.where(peak > 0, 127 / peak, torch.zeros_like(peak))).round() * (peak / 127)
+
+
+def _rounded_rest(q: torch.Tensor, codes: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """q [Hkv, G, T, D] times spread and signs, by tables of rounded sums of four channels -> [Hkv, G, T, U, 16]."""
+    words = q.unflatten(-1, (-1, 4))
+    sizes = words.abs().sum(-1)
+    widest = sizes.amax(-1, keepdim=True)
+    inverse = torch.where(widest > 0, 7.5 / widest, torch.zeros_like(widest))
+    signs = 2.0 * (torch.arange(16) >> torch.arange(4)[:, None] & 1) - 1  # [4, 16]
+    tables = ((sizes[..., None] + words @ signs) * inverse[..., None]).round()
+    total = torch.zeros(*q.shape[:3], codes.shape[1] * UNIT_TOKENS)
+    for word, table in enumerate(tables.unbind(-2)):
+        at = codes[..., word].flatten(1)[:, None, None].expand_as(total)
+        total += table.gather(-1, at)
+    products = total * (widest / 7.5) - sizes.sum(-1, keepdim=True)
+    return products.view(*q.shape[:3], -1, UNIT_TOKENS) * spread[:, None, None]
 
 
 def _stats(

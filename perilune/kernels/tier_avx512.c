@@ -296,8 +296,7 @@ static void attend_units(tier_rows *state, const record_layout *at, const unit_r
 /* --------------------------------------------------------------------------------------------------- the index */
 
 typedef struct index_group { /* 16 units of a record, one a lane */
-    const uint8_t *mean, *spread;
-    const uint64_t *signs;
+    const uint8_t *mean, *spread, *signs;
     __m512 mean_scale, spread_scale;
     __mmask16 exist;
 } index_group;
@@ -307,7 +306,7 @@ INLINE index_group open_group(const record_layout *at, const uint8_t *summary, i
     return (index_group){
         .mean = summary + at->mean + group * GROUP_UNITS * dim / 2,
         .spread = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2,
-        .signs = (const uint64_t *)(summary + at->signs) + group * UNIT_TOKENS * dim / 4,
+        .signs = summary + at->signs + group * GROUP_UNITS * UNIT_TOKENS * dim / 8,
         .mean_scale = halves_16(halves_at(summary, at->mean_scale) + group * GROUP_UNITS),
         .spread_scale = halves_16(halves_at(summary, at->spread_scale) + group * GROUP_UNITS),
         .exist = present >= GROUP_UNITS ? 0xffff : (__mmask16)((1u << (present > 0 ? present : 0)) - 1),
@@ -336,57 +335,83 @@ INLINE void mean_scores(const int rows, const tier_rows *state, int first, const
     }
 }
 
-INLINE __m512 spread_of(const index_group *at, int token) {
-    int64_t codes;
-    memcpy(&codes, at->spread + token * GROUP_UNITS / 2, 8);
-    int64_t low = codes & 0x0f0f0f0f0f0f0f0fll, high = codes >> 4 & 0x0f0f0f0f0f0f0f0fll;
-    __m512 code = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_set_epi64x(high, low)));
-    return _mm512_fmadd_ps(code, at->spread_scale, at->spread_scale);
-}
+#define SKETCH_TOKENS 4 /* of each of the 16 units: the 64 bytes of a vector */
 
-#define SKETCH_TOKENS 4 /* of each unit, side by side */
-
-INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const index_group *at, float *z, int64_t stride) {
-    __m512 base[TIER_ROWS], total[TIER_ROWS];
-    __m512i one = _mm512_set1_epi8(1);
-    const int8_t *q = state->fixed + first * state->padded;
-    int words = state->dim / 4;
-    mean_scores(rows, state, first, at, base);
+/* Of four tokens of each unit: the looked up sums of four signed channels, over all channels, in 32 bits. */
+INLINE void sign_sums(const int rows, const tier_rows *state, int first, const uint8_t *signs, __m512i out[][SKETCH_TOKENS]) {
+    __m512i low_half = _mm512_set1_epi8(15);
+    int words = state->dim / 8;
+    const uint8_t *table = state->signed_sums + first * state->dim * 4;
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
-    for (int t = 0; t < UNIT_TOKENS; t += SKETCH_TOKENS) {
-        __m512i sum[SKETCH_TOKENS][TIER_ROWS];
-        const uint64_t *signs = at->signs + t * words;
+    for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-        for (int i = 0; i < SKETCH_TOKENS; i++)
+        for (int i = 0; i < SKETCH_TOKENS; i++) out[r][i] = _mm512_setzero_si512();
+    for (int start = 0; start < words; start += 8) { /* 16 sums of at most 15 stay within a byte */
+        __m512i sum[TIER_ROWS];
+        int end = start + 8 < words ? start + 8 : words;
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) sum[i][r] = _mm512_setzero_si512();
-        for (int w = 0; w < words; w++) {
-            __m512i bits[SKETCH_TOKENS];
-#pragma GCC unroll 4
-            for (int i = 0; i < SKETCH_TOKENS; i++) bits[i] = _mm512_maskz_mov_epi8(signs[i * words + w], one);
+        for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
+        for (int w = start; w < end; w++) {
+            __m512i codes = _mm512_loadu_si512(signs + 64 * w), low = _mm512_and_si512(codes, low_half);
+            __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
-                __m512i channels = broadcast4(q + r * state->padded + 4 * w);
-#pragma GCC unroll 4
-                for (int i = 0; i < SKETCH_TOKENS; i++) dot(&sum[i][r], bits[i], channels);
+                const __m128i *of = (const __m128i *)(table + r * state->dim * 4);
+                sum[r] = _mm512_add_epi8(sum[r], _mm512_shuffle_epi8(_mm512_broadcast_i32x4(of[w]), low));
+                sum[r] = _mm512_add_epi8(sum[r], _mm512_shuffle_epi8(_mm512_broadcast_i32x4(of[w + words]), high));
             }
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < SKETCH_TOKENS; i++) {
-            __m512 spread = spread_of(at, t + i);
+        for (int r = 0; r < rows; r++) {
+            out[r][0] = _mm512_add_epi32(out[r][0], _mm512_cvtepu8_epi32(_mm512_castsi512_si128(sum[r])));
+            out[r][1] = _mm512_add_epi32(out[r][1], _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(sum[r], 1)));
+            out[r][2] = _mm512_add_epi32(out[r][2], _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(sum[r], 2)));
+            out[r][3] = _mm512_add_epi32(out[r][3], _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(sum[r], 3)));
+        }
+    }
+}
+
+INLINE void spread_of(const index_group *at, int quad, __m512 out[SKETCH_TOKENS]) {
+    const __m128i *codes = (const __m128i *)(at->spread + quad * 2 * GROUP_UNITS);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes + i));
+        __m512 low = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
+        __m512 high = _mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4));
+        out[i] = _mm512_fmadd_ps(low, at->spread_scale, at->spread_scale);
+        out[i + 2] = _mm512_fmadd_ps(high, at->spread_scale, at->spread_scale);
+    }
+}
+
+INLINE __m512 exp2_chord_16(__m512 x) { /* of lanes.h, within MAX_SKETCH */
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-MAX_SKETCH)), _mm512_set1_ps(MAX_SKETCH));
+    __m512 bits = _mm512_fmadd_ps(x, _mm512_set1_ps(8388608.0f), _mm512_set1_ps(1065353216.0f));
+    return _mm512_castsi512_ps(_mm512_cvttps_epi32(bits));
+}
+
+INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const index_group *at, float *z, int64_t stride) {
+    __m512 base[TIER_ROWS], total[TIER_ROWS];
+    mean_scores(rows, state, first, at, base);
 #pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) { /* +-1 is 2 bit - 1 */
-                __m512 signed_sum = _mm512_cvtepi32_ps(
-                    _mm512_sub_epi32(_mm512_slli_epi32(sum[i][r], 1), _mm512_set1_epi32(state->total[first + r])));
-                __m512 x = _mm512_mul_ps(_mm512_mul_ps(spread, _mm512_set1_ps(state->step[first + r])), signed_sum);
-                total[r] = _mm512_add_ps(total[r], exp2_16(_mm512_min_ps(x, _mm512_set1_ps(MAX_SKETCH))));
+    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
+    for (int quad = 0; quad < UNIT_TOKENS / SKETCH_TOKENS; quad++) {
+        __m512i sums[TIER_ROWS][SKETCH_TOKENS];
+        __m512 spread[SKETCH_TOKENS];
+        sign_sums(rows, state, first, at->signs + quad * 8 * state->dim, sums);
+        spread_of(at, quad, spread);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            __m512 step = _mm512_set1_ps(state->sum_step[first + r]), zero = _mm512_set1_ps(state->sum_zero[first + r]);
+#pragma GCC unroll 4
+            for (int i = 0; i < SKETCH_TOKENS; i++) {
+                __m512 dot_product = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sums[r][i]), step, zero);
+                total[r] = _mm512_add_ps(total[r], exp2_chord_16(_mm512_mul_ps(spread[i], dot_product)));
             }
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        __m512 sum = _mm512_max_ps(total[r], _mm512_set1_ps(0x1p-126f)), score = _mm512_add_ps(base[r], log2_16(sum));
+        __m512 score = _mm512_add_ps(base[r], log2_16(total[r]));
         _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(at->exist, _mm512_set1_ps(MASKED), score));
     }
 }

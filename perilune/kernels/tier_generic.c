@@ -128,43 +128,26 @@ static void attend_units(tier_rows *state, const record_layout *at, const unit_r
 
 /* --------------------------------------------------------------------------------------------------- the index */
 
-/* A unit group's signs are looked up four channels at once: 16 sums of +-1 times the query's, kept as two bytes each. */
 typedef uint8_t vb __attribute__((vector_size(16)));
-typedef struct lookup {
-    vb low, high;
-} lookup;
 
-static void make_lookup(const int8_t *q, int words, lookup *out) {
-    for (int w = 0; w < words; w++)
-        for (int bits = 0; bits < 16; bits++) {
-            int sum = 0;
-            for (int j = 0; j < 4; j++) sum += bits >> j & 1 ? q[4 * w + j] : -q[4 * w + j];
-            out[w].low[bits] = (uint8_t)(sum & 255);
-            out[w].high[bits] = (uint8_t)((sum >> 8) & 255);
-        }
+INLINE vb load_bytes(const uint8_t *p) {
+    vb v;
+    memcpy(&v, p, sizeof v);
+    return v;
 }
 
-/* sums[u] of a token of each of 16 units; a word's nibble u is unit u's. */
-static void sign_sums(const uint64_t *signs, const lookup *table, int words, int32_t *sums) {
+/* Of one token of each of 16 units: the looked up sums of four signed channels, over all channels. */
+static void sign_sums(const uint8_t *signs, const uint8_t *table, int dim, int32_t *sums) {
+    int words = dim / 8;
     memset(sums, 0, sizeof(int32_t) * GROUP_UNITS);
-    for (int start = 0; start < words; start += 64) { /* 64 words stay within 16 bits */
-        int16_t even[8] = {0}, odd[8] = {0};
-        int end = start + 64 < words ? start + 64 : words;
-        for (int w = start; w < end; w++) {
-            uint64_t pair[2] = {signs[w] & 0x0f0f0f0f0f0f0f0full, signs[w] >> 4 & 0x0f0f0f0f0f0f0f0full};
-            vb index, low, high;
-            memcpy(&index, pair, sizeof index);
-            low = __builtin_shuffle(table[w].low, index);
-            high = __builtin_shuffle(table[w].high, index);
-            for (int i = 0; i < 8; i++) {
-                even[i] = (int16_t)(even[i] + (int16_t)(low[i] | high[i] << 8));
-                odd[i] = (int16_t)(odd[i] + (int16_t)(low[i + 8] | high[i + 8] << 8));
-            }
+    for (int start = 0; start < words; start += 8) { /* 16 sums of at most 15 stay within a byte */
+        vb sum = {0};
+        for (int w = start; w < words && w < start + 8; w++) {
+            vb codes = load_bytes(signs + w * 4 * GROUP_UNITS);
+            sum += __builtin_shuffle(load_bytes(table + 16 * w), codes & 15);
+            sum += __builtin_shuffle(load_bytes(table + 16 * (w + words)), codes >> 4);
         }
-        for (int i = 0; i < 8; i++) {
-            sums[2 * i] += even[i];
-            sums[2 * i + 1] += odd[i];
-        }
+        for (int u = 0; u < GROUP_UNITS; u++) sums[u] += sum[u];
     }
 }
 
@@ -180,29 +163,37 @@ static void mean_sums(const int8_t *q, const uint8_t *mean, int dim, int32_t *su
         }
 }
 
+/* total[u] += a key's share of its unit's sum */
+static void add_sketch(const tier_rows *state, int r, const int32_t *sums, const float *spread, float *total) {
+    for (int u = 0; u < GROUP_UNITS; u++) {
+        float x = spread[u] * ((float)sums[u] * state->sum_step[r] - state->sum_zero[r]);
+        total[u] += exp2_chord(x < -MAX_SKETCH ? -MAX_SKETCH : (x > MAX_SKETCH ? MAX_SKETCH : x));
+    }
+}
+
 static void score_units(const tier_rows *state, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride) {
-    int dim = state->dim, words = dim / 4, present = *halves_at(summary, at->units) - group * GROUP_UNITS;
+    int dim = state->dim, present = *halves_at(summary, at->units) - group * GROUP_UNITS;
     const uint8_t *mean = summary + at->mean + (int64_t)group * GROUP_UNITS * dim / 2;
-    const uint64_t *signs = (const uint64_t *)(summary + at->signs) + (int64_t)group * UNIT_TOKENS * words;
-    const uint8_t *spread = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2;
+    const uint8_t *signs = summary + at->signs + (int64_t)group * GROUP_UNITS * UNIT_TOKENS * dim / 8;
+    const uint8_t *codes = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2;
     const uint16_t *scale = halves_at(summary, at->mean_scale) + group * GROUP_UNITS;
     const uint16_t *size = halves_at(summary, at->spread_scale) + group * GROUP_UNITS;
-    lookup table[MAX_DIM / 4];
+    float spread[UNIT_TOKENS][GROUP_UNITS];
+    for (int t = 0; t < UNIT_TOKENS; t++)
+        for (int u = 0; u < GROUP_UNITS; u++) {
+            int code = codes[(t / 4 * 2 + t % 2) * GROUP_UNITS + u] >> t % 4 / 2 * 4 & 15;
+            spread[t][u] = half_to_float(size[u]) * (float)(code + 1);
+        }
     for (int r = 0; r < state->rows; r++, z += stride) {
-        const int8_t *q = state->fixed + r * state->padded;
         int32_t sums[GROUP_UNITS];
         float total[GROUP_UNITS] = {0};
-        make_lookup(q, words, table);
         for (int t = 0; t < UNIT_TOKENS; t++) {
-            sign_sums(signs + t * words, table, words, sums);
-            for (int u = 0; u < GROUP_UNITS; u++) {
-                int code = spread[t * GROUP_UNITS / 2 + u % 8] >> (u < 8 ? 0 : 4) & 15;
-                float x = half_to_float(size[u]) * (float)(code + 1) * state->step[r] * (float)sums[u];
-                total[u] += exp2_fast(x < MAX_SKETCH ? x : MAX_SKETCH);
-            }
+            const uint8_t *of = signs + (t / 4 * dim / 2 + t % 4) * GROUP_UNITS;
+            sign_sums(of, state->signed_sums + r * dim * 4, dim, sums);
+            add_sketch(state, r, sums, spread[t], total);
         }
-        mean_sums(q, mean, dim, sums);
+        mean_sums(state->fixed + r * state->padded, mean, dim, sums);
         for (int u = 0; u < GROUP_UNITS; u++) {
             float base = half_to_float(scale[u]) * state->step[r] * ((float)sums[u] - 7.5f * (float)state->total[r]);
             z[u] = u < present ? base + log2_fast(total[u]) : MASKED;

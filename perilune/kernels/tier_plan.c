@@ -105,7 +105,7 @@ static int64_t lay_out(const batch *rows, const heads *shape, int threads, uint8
         if (memory) all->sequences[s] = out;
     }
     int64_t group = group_rows(shape);
-    all->thread_bytes = (group * (padded_dim(shape) * 10 + 4 * SUM_LANES * 2 + 64) + 1024) / 64 * 64;
+    all->thread_bytes = (group * (padded_dim(shape) * 14 + 4 * SUM_LANES * 2 + 64) + 1024) / 64 * 64;
     all->scratch = at;
     take(&at, all->thread_bytes * threads);
     return at - memory;
@@ -125,9 +125,10 @@ static tier_rows open_memory(const decode_job *job, int thread) {
     tier_rows out = {.rows = group_rows(job->shape), .dim = job->shape->head_dim, .padded = (int)padded_dim(job->shape)};
     int64_t rows = out.rows, lanes = 4 * rows * SUM_LANES, bytes = rows * out.padded;
     void **places[] = {(void **)&out.q, (void **)&out.acc, (void **)&out.fixed, (void **)&out.sum, (void **)&out.moment,
-                       (void **)&out.step, (void **)&out.total, (void **)&out.max};
-    int64_t sizes[] = {4 * bytes, 4 * bytes, bytes, lanes, lanes, 4 * rows, 4 * rows, 4 * rows};
-    for (int i = 0; i < 8; i++) {
+                       (void **)&out.step, (void **)&out.total, (void **)&out.max, (void **)&out.signed_sums,
+                       (void **)&out.sum_step, (void **)&out.sum_zero};
+    int64_t sizes[] = {4 * bytes, 4 * bytes, bytes, lanes, lanes, 4 * rows, 4 * rows, 4 * rows, 4 * bytes, 4 * rows, 4 * rows};
+    for (int i = 0; i < 11; i++) {
         *places[i] = at;
         take(&at, sizes[i]);
     }
@@ -150,22 +151,49 @@ tier_rows tier_open_rows(const decode_job *job, int sequence, int head, int thre
     return out;
 }
 
-void tier_fix_queries(tier_rows *rows) { /* rotated, in signed bytes */
+static float whole(float x) { return (x + 12582912.0f) - 12582912.0f; } /* 1.5 * 2^23: rounds to the nearest */
+
+static void fix_bytes(const float *q, int dim, tier_rows *rows, int r) {
+    int8_t *fixed = rows->fixed + r * rows->padded;
+    float peak = 0.0f;
+    for (int d = 0; d < dim; d++) peak = fabsf(q[d]) > peak ? fabsf(q[d]) : peak;
+    float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+    int32_t total = 0;
+    for (int d = 0; d < dim; d++) {
+        fixed[d] = (int8_t)(int32_t)whole(q[d] * inverse);
+        total += fixed[d];
+    }
+    rows->step[r] = peak / 127.0f;
+    rows->total[r] = total;
+}
+
+static void fix_signed_sums(const float *q, int dim, tier_rows *rows, int r) {
+    uint8_t *out = rows->signed_sums + r * dim * 4;
+    float widest = 0.0f, zero = 0.0f;
+    for (int d = 0; d < dim; d += 4) {
+        float size = fabsf(q[d]) + fabsf(q[d + 1]) + fabsf(q[d + 2]) + fabsf(q[d + 3]);
+        widest = size > widest ? size : widest;
+        zero += size;
+    }
+    float inverse = widest > 0.0f ? 7.5f / widest : 0.0f;
+    for (int d = 0; d < dim; d += 4, out += 16) {
+        float sums[16] = {fabsf(q[d]) - q[d] + (fabsf(q[d + 1]) - q[d + 1]) + (fabsf(q[d + 2]) - q[d + 2]) +
+                          (fabsf(q[d + 3]) - q[d + 3])};
+        for (int j = 0; j < 4; j++)
+            for (int bits = 0; bits < 1 << j; bits++) sums[bits + (1 << j)] = sums[bits] + 2.0f * q[d + j];
+        for (int bits = 0; bits < 16; bits++) out[bits] = (uint8_t)(int32_t)whole(sums[bits] * inverse);
+    }
+    rows->sum_step[r] = widest / 7.5f;
+    rows->sum_zero[r] = zero;
+}
+
+void tier_fix_queries(tier_rows *rows) {
     for (int r = 0; r < rows->rows; r++) {
-        float q[rows->dim], peak = 0.0f;
-        int8_t *fixed = rows->fixed + r * rows->padded;
+        float q[rows->dim];
         memcpy(q, rows->q + r * rows->dim, sizeof q);
         rotate_values(q, rows->dim);
-        for (int d = 0; d < rows->dim; d++) peak = fabsf(q[d]) > peak ? fabsf(q[d]) : peak;
-        float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
-        int32_t total = 0;
-        for (int d = 0; d < rows->dim; d++) {
-            float shifted = q[d] * inverse + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest integer */
-            fixed[d] = (int8_t)(int32_t)(shifted - 12582912.0f);
-            total += fixed[d];
-        }
-        rows->step[r] = peak / 127.0f;
-        rows->total[r] = total;
+        fix_bytes(q, rows->dim, rows, r);
+        fix_signed_sums(q, rows->dim, rows, r);
     }
 }
 

@@ -370,21 +370,23 @@ static void write_sketch(const close_item *item, work *w, int unit, const float 
         for (int d = 0; d < dim; d++) w->unit[d * UNIT_TOKENS + t] = bf16_to_float(key[d]);
     }
     rotate(w->unit, dim, UNIT_TOKENS);
-    uint64_t *words = (uint64_t *)(item->summary + item->at->signs) + (int64_t)group * UNIT_TOKENS * dim / 4;
-    for (int d = 0; d < dim; d++)
+    uint8_t *signs = item->summary + item->at->signs + (int64_t)group * GROUP_UNITS * UNIT_TOKENS * dim / 8 + lane;
+    for (int d = 0; d < dim; d++) {
+        int high = d >= dim / 2, word = (high ? d - dim / 2 : d) / 4;
         for (int t = 0; t < UNIT_TOKENS; t++) {
             float rest = w->unit[d * UNIT_TOKENS + t] - mean[d];
             sums[t] += (double)fabsf(rest);
-            words[t * dim / 4 + d / 4] |= (uint64_t)(rest >= 0.0f) << (4 * lane + d % 4);
+            signs[((t / 4 * dim / 8 + word) * 4 + t % 4) * GROUP_UNITS] |= (uint8_t)((rest >= 0.0f) << (4 * high + d % 4));
         }
+    }
     for (int t = 0; t < UNIT_TOKENS; t++) sizes[t] = (float)(sums[t] / dim);
     uint16_t scale = float_to_half(largest(sizes, UNIT_TOKENS) / 16.0f);
     float inverse = reciprocal(scale);
     ((uint16_t *)(item->summary + item->at->spread_scale))[unit] = scale;
-    uint8_t *spread = item->summary + item->at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2 + lane % 8;
+    uint8_t *spread = item->summary + item->at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2 + lane;
     for (int t = 0; t < UNIT_TOKENS; t++) {
         int code = (int32_t)clamp(round_even(sizes[t] * inverse) - 1.0f, 0.0f, 15.0f);
-        spread[t * GROUP_UNITS / 2] |= (uint8_t)(code << 4 * (lane / 8));
+        spread[(t / 4 * 2 + t % 2) * GROUP_UNITS] |= (uint8_t)(code << t % 4 / 2 * 4);
     }
 }
 

@@ -63,10 +63,17 @@ class Records:
         """fp32 [R, U, 16, D], in the rotated space."""
         return self.v.float() * self.v_scale.float()[..., None]
 
-    def sketched_keys(self) -> torch.Tensor:
-        """fp32 [R, U, 16, D]: the keys as the index knows them, rotated."""
-        spread = (self.spread.float() + 1) * self.spread_scale.float()[..., None]
-        return self.mean_keys()[:, :, None] + spread[..., None] * (2 * self.signs.float() - 1)
+    def sketched_rests(self) -> torch.Tensor:
+        """fp32 [R, U, 16, D]: what the index knows of each key beside its unit's mean, rotated."""
+        return self.spreads()[..., None] * (2 * self.signs.float() - 1)
+
+    def spreads(self) -> torch.Tensor:
+        """fp32 [R, U, 16]: how much each channel of a key differs from its unit's mean, on average."""
+        return (self.spread.float() + 1) * self.spread_scale.float()[..., None]
+
+    def sign_codes(self) -> torch.Tensor:
+        """uint8 [R, U, 16, D/4]: the signs of four channels as one number."""
+        return (self.signs.unflatten(-1, (-1, 4)) << torch.arange(4, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
     def mean_keys(self) -> torch.Tensor:
         """fp32 [R, U, D]: the units' mean keys, rotated."""
@@ -261,15 +268,16 @@ def _summary_arrays(records: Records, index: int) -> dict[str, torch.Tensor]:
     units, dim = records.mean.shape[1:]
     mean = _padded(records.mean[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, 2, dim // 8, 4)
     low, high = mean.permute(2, 0, 3, 1, 4)
-    signs = _padded(records.signs[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, UNIT_TOKENS, dim // 4, 4)
-    bits = signs.permute(0, 2, 3, 1, 4).reshape(-1, 8)  # byte i of a word: units 2 i and 2 i + 1
-    spread = _padded(records.spread[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, 2, GROUP_UNITS // 2, UNIT_TOKENS)
-    first, second = spread.permute(1, 0, 3, 2)
+    signs = _padded(records.signs[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, 4, 4, 2, dim // 8, 4)
+    places = torch.arange(4, dtype=torch.uint8)
+    first, second = (signs << places).sum(-1, dtype=torch.uint8).permute(4, 0, 2, 5, 3, 1)
+    spread = _padded(records.spread[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, 4, 2, 2)
+    near, far = spread.permute(3, 0, 2, 4, 1)
     return {
         "mean": low | high << 4,
         "mean_scale": _padded(records.mean_scale[index], SEGMENT_UNITS),
-        "signs": (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8),
-        "spread": first | second << 4,
+        "signs": first | second << 4,
+        "spread": near | far << 4,
         "spread_scale": _padded(records.spread_scale[index], SEGMENT_UNITS),
         "quad_v": _padded(records.quad_v[index], SEGMENT_QUADS),
         "quad_v_scale": _padded(records.quad_v_scale[index], SEGMENT_QUADS),
@@ -309,16 +317,17 @@ def _read(pool: SegmentPool, slot: int, at: int) -> Records:
     pairs, quads = -(-units // _PAIR_UNITS), -(-units // QUAD_UNITS)
     packed = of_summary("mean", u8, SEGMENT_GROUPS, dim // 8, GROUP_UNITS, 4)
     mean = torch.stack([packed & 15, packed >> 4]).permute(1, 3, 0, 2, 4).reshape(SEGMENT_UNITS, dim)
-    words = of_summary("signs", u8, SEGMENT_GROUPS, UNIT_TOKENS, dim // 4, 8)
-    bits = (words[..., None] >> torch.arange(8, dtype=torch.uint8) & 1).view(*words.shape[:3], GROUP_UNITS, 4)
-    nibbles = of_summary("spread", u8, SEGMENT_GROUPS, UNIT_TOKENS, GROUP_UNITS // 2)
-    spread = torch.stack([nibbles & 15, nibbles >> 4]).permute(1, 0, 3, 2).reshape(SEGMENT_UNITS, UNIT_TOKENS)
+    words = of_summary("signs", u8, SEGMENT_GROUPS, 4, dim // 8, 4, GROUP_UNITS)
+    halves = torch.stack([words & 15, words >> 4])[..., None] >> torch.arange(4, dtype=torch.uint8) & 1
+    signs = halves.permute(1, 5, 2, 4, 0, 3, 6).reshape(SEGMENT_UNITS, UNIT_TOKENS, dim)
+    nibbles = of_summary("spread", u8, SEGMENT_GROUPS, 4, 2, GROUP_UNITS)
+    spread = torch.stack([nibbles & 15, nibbles >> 4]).permute(1, 4, 2, 0, 3).reshape(SEGMENT_UNITS, UNIT_TOKENS)
     k = of_payload("k", u8, SEGMENT_UNITS, dim // 4, UNIT_TOKENS, 4)[:units].transpose(1, 2)
     v = of_payload("v", s8, SEGMENT_UNITS, UNIT_TOKENS // 4, dim, 4)[:units].transpose(2, 3)
     return Records(
         mean=mean[:units],
         mean_scale=of_summary("mean_scale", f16, SEGMENT_UNITS)[:units],
-        signs=bits.permute(0, 3, 1, 2, 4).reshape(SEGMENT_UNITS, UNIT_TOKENS, dim)[:units],
+        signs=signs[:units],
         spread=spread[:units],
         spread_scale=of_summary("spread_scale", f16, SEGMENT_UNITS)[:units],
         quad_v=of_summary("quad_v", s8, SEGMENT_QUADS, dim)[:quads],

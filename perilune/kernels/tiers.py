@@ -16,10 +16,10 @@ the summary are rotated (see below).
     summary  mean       u4  [8 groups][D/8][16 units][4]  unit's mean key = mean_scale * (code - 7.5); the low half
                             of a byte [g][w][u][j] is channel 4 w + j, the high half channel 4 (w + D/8) + j
              mean_scale f16 [128]
-             signs      u64 [8 groups][16 tokens][D/4]    bit 4 u + j of word w: channel 4 w + j of unit u's key is
-                            not below the mean's
-             spread     u4  [8 groups][16 tokens][8]      size of that difference = spread_scale * (code + 1); low
-                            half of byte i: unit i; high half: unit i + 8
+             signs      u4  [8 groups][4][D/8][4 tokens][16 units]  of four keys of each unit: bit j of the low half
+                            is channel 4 w + j, of the high half channel 4 (w + D/8) + j; 1: not below the mean's
+             spread     u4  [8 groups][4][2 tokens][16 units]  size of that difference = spread_scale * (code + 1);
+                            low halves: the first two of the four keys
              spread_scale f16 [128]
              quad_v     s8  [32 quads][D]                 mean value of four units = quad_v_scale * value
              quad_v_scale f16 [32]
@@ -61,9 +61,13 @@ How a decode row of context n = position + 1 reads them (`SegmentBatch.counts` c
                 all units of a dense row. A row is dense if `sparse` is off, or n <= dense_tokens, or
                 layer < dense_layers and n <= dense_layer_tokens. In other rows of layers < dense_layers,
                 topk_units, min_units and max_units count four times. `layer` is the model's, so a sliding layer
-    counts, too. index       the query, rotated, is rounded to whole numbers: step = max|q| / 127, q8 = round(q *
-                (127 / max|q|)). z of a unit = log of the sum over its tokens of exp(scale * step * q8 . sketched
-                key). Mass r = softmax over (exact zone, units), summed over the queries of the KV head. Far mass
+                counts, too.
+    index       z of a unit = q . mean + log of the sum over its tokens of chord(q . (key - mean)), by the sketch, q
+                scaled and rotated. chord(x) = 2^floor(y) * (1 + y - floor(y)) with y = x / log 2: nearly e^x.
+                For q . mean, q is rounded to whole multiples of max|q| / 127. For the other product, each word's
+                sums of four channels of q with signs, plus the sum of their sizes, are rounded to whole multiples
+                of 2/15 of the largest sum of sizes of a word: a table of 16 numbers 0 … 15 a word.
+                Mass r = softmax over (exact zone, units), summed over the queries of the KV head. Far mass
                 F = the sum of r. Selected: the fewest units, largest first, with sum r >= top_p * F, at least
                 min_units and at most max_units; with top_p >= 1 simply topk_units. Ties: the lowest index, in the
                 order of segments and units.

@@ -85,8 +85,8 @@ def test_a_sketch_is_nearer_to_its_key_than_the_mean_is(dim: int, seed: int) -> 
     k = lumpy(1, 528, dim, seed)
     records = close(k, k)
     keys = rotate(k[0].float()[arrange(k.float())[0]]).view(-1, 16, dim)
-    by_sketch = (records.sketched_keys()[0] - keys).square().sum()
     by_mean = (records.mean_keys()[0][:, None] - keys).square().sum()
+    by_sketch = (records.mean_keys()[0][:, None] + records.sketched_rests()[0] - keys).square().sum()
     assert by_sketch < 0.5 * by_mean
 
 
@@ -116,8 +116,9 @@ def test_a_lone_key_is_found_where_means_hide_it() -> None:
     query = 2 * axes[8] + 1.25 * axes[0]
     records = close(k[None], k[None])
     unit = int((arrange(k[None])[0] == 137).nonzero()) // 16
-    scores = (records.sketched_keys()[0] @ rotate(query)).logsumexp(-1)
-    by_mean = (records.mean_keys()[0] @ rotate(query)).argsort(descending=True).tolist()
+    of_mean = records.mean_keys()[0] @ rotate(query)
+    scores = of_mean + (records.sketched_rests()[0] @ rotate(query)).logsumexp(-1)
+    by_mean = of_mean.argsort(descending=True).tolist()
     assert (k @ query).argmax() == 137
     assert scores.argmax() == unit
     assert by_mean.index(unit) >= 8  # the theme's units
@@ -182,12 +183,12 @@ def test_records_come_back_from_their_bytes(dim: int, tokens: int) -> None:
         word, high = channel % (dim // 2) // 4, channel >= dim // 2
         at = layout.summary_offsets["mean"] + ((unit // 16 * (dim // 8) + word) * 16 + unit % 16) * 4
         assert int(summary[at + channel % 4]) >> 4 * high & 15 == records.mean[1, unit, channel]
-        at = layout.summary_offsets["signs"] + ((unit // 16 * 16 + token) * (dim // 4) + channel // 4) * 8
-        bit = 4 * (unit % 16) + channel % 4
-        assert int(summary[at + bit // 8]) >> bit % 8 & 1 == records.signs[1, unit, token, channel]
+        place = (unit // 16 * 4 + token // 4) * (dim // 8) + word
+        at = layout.summary_offsets["signs"] + (place * 4 + token % 4) * 16 + unit % 16
+        assert int(summary[at]) >> 4 * high + channel % 4 & 1 == records.signs[1, unit, token, channel]
     for unit in (35, 42):
-        at = layout.summary_offsets["spread"] + (unit // 16 * 16 + token) * 8 + unit % 8
-        assert int(summary[at]) >> 4 * (unit % 16 // 8) & 15 == records.spread[1, unit, token]
+        at = layout.summary_offsets["spread"] + ((unit // 16 * 4 + token // 4) * 2 + token % 2) * 16 + unit % 16
+        assert int(summary[at]) >> token % 4 // 2 * 4 & 15 == records.spread[1, unit, token]
 
 
 def test_an_empty_slot_is_refused() -> None:
