@@ -256,6 +256,7 @@ def _service(
     from perilune.service.backends.local import LocalBackend
     from perilune.service.compose import Composer
     from perilune.service.documents import DocumentService
+    from perilune.service.kv_health import KVHealth
     from perilune.service.service import Service
 
     backend = LocalBackend(engine)
@@ -302,7 +303,7 @@ def _service(
         preset=settings.attention.preset,
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
-    return Service(parts, Admission(places, telemetry), _authenticator(keys))
+    return Service(parts, Admission(places, telemetry), _authenticator(keys), KVHealth(engine, settings))
 
 
 def _tier_policy(settings: Settings) -> TierPolicy:
@@ -311,7 +312,8 @@ def _tier_policy(settings: Settings) -> TierPolicy:
 
     attention, kv = settings.attention, settings.kv_cache
     named = presets(attention.window_size, attention.sparse_topk, attention.summary_weight)
-    return TierPolicy(kv.warm_size if kv.warm_compress else 0, named, attention.adaptive_window)
+    warm_tokens = kv.warm_size if kv.warm_compress else 0
+    return TierPolicy(warm_tokens, named, attention.adaptive_window, attention.debug)
 
 
 def _limits(settings: Settings) -> Limits:

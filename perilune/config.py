@@ -135,6 +135,11 @@ class AttentionSettings(Block):
     adaptive_window: bool = Field(
         False, description="Widen a sequence's window while attention mass is missing just outside it."
     )
+    debug: bool = Field(
+        False,
+        description="Measure where every decode step over tiers spends its time, for `perilune kv health` "
+        "(attention_debug).",
+    )
 
 
 class RuntimeSettings(Block):

@@ -30,6 +30,7 @@ from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
 from perilune.api.files import Files
 from perilune.api.health import Health
+from perilune.api.kv import KV
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
 from perilune.api.models import Models
 from perilune.api.resume import Resumables
@@ -59,6 +60,7 @@ def create_app(
     files = Files(service, settings.server.max_upload, settings.home)
     models = Models(service)
     health = Health(service, metrics)
+    kv = KV(service)
     resumables = Resumables()
     chat = ChatCompletions(service, settings, telemetry, resumables)
 
@@ -75,6 +77,8 @@ def create_app(
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
         Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
         Route("/v1/files/{file_id}/content", files.content),
+        Route("/v1/kv/health", kv.health),
+        Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/version", health.version),

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perilune.cli.ports import is_own_address
 from perilune.config import Settings
@@ -54,6 +54,14 @@ class Client(Protocol):
     async def files(self) -> list[FileRecord]: ...
     async def file(self, file_id: str) -> FileRecord: ...
     async def delete(self, file_id: str) -> None: ...
+
+    async def kv_health(self, steps: int) -> dict[str, Any]:
+        """The health view, with the newest `steps` measured decode steps, layer by layer."""
+        ...
+
+    async def debug_attention(self, on: bool) -> None:
+        """Measure every decode step from now on, or stop."""
+        ...
 
     def ask(self, question: Question) -> AsyncIterator[Event]:
         """Closing the iterator cancels the work."""
@@ -151,6 +159,12 @@ class LocalClient:
     @property
     def in_process(self) -> bool:
         return True
+
+    async def kv_health(self, steps: int) -> dict[str, Any]:
+        return self._app.service.kv.view(steps)
+
+    async def debug_attention(self, on: bool) -> None:
+        self._app.service.kv.debug(on)
 
     async def upload(self, path: Path, filename: str) -> FileRecord:
         with path.open("rb") as data:

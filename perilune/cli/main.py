@@ -31,7 +31,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(help="Installed and available models.", invoke_without_command=True)
 config_app = typer.Typer(help="What is configured, and where it came from.", no_args_is_help=True)
-kv_app = typer.Typer(help="The KV cache on disk.", no_args_is_help=True)
+kv_app = typer.Typer(help="The KV cache: what is on disk, and its health.", no_args_is_help=True)
 keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
 eval_app = typer.Typer(help="What a setting costs in accuracy, measured on your text.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
@@ -220,6 +220,25 @@ def kv_ls(ctx: typer.Context, as_json: Json = False) -> None:
     from perilune.cli import kv as verb
 
     verb.show(ctx.obj.settings(), as_json)
+
+
+@kv_app.command("health")
+def kv_health(
+    ctx: typer.Context,
+    debug: Annotated[
+        bool | None, typer.Option("--debug/--no-debug", help="Switch the server's attention_debug on or off.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=0, max=256, help="Also the newest N steps, layer by layer.")] = 0,
+    tokens: Annotated[int, typer.Option(min=2560, help="Prompt of the probe, where no server runs.")] = 6400,
+    text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text of the probe; else Python's.")] = None,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Where decode time and memory go, what is wrong, and which setting to change. Without a server, by a probe."""
+    from perilune.cli import kv_health as verb
+
+    options = verb.Options(debug, steps, tokens, tuple(text or ()), as_json)
+    verb.run(ctx.obj.settings(model__path=model), options, model is not None)
 
 
 @kv_app.command("rm")

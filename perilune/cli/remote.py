@@ -77,6 +77,13 @@ class RemoteClient:
     async def delete(self, file_id: str) -> None:
         await self._json("DELETE", f"/v1/files/{file_id}")
 
+    async def kv_health(self, steps: int) -> dict[str, Any]:
+        """The health view; for the local administrator or a key with the role admin."""
+        return await self._json("GET", f"/v1/kv/health?steps={steps}")
+
+    async def debug_attention(self, on: bool) -> None:
+        await self._json("PUT", "/v1/kv/attention_debug", data=aiohttp.JsonPayload({"on": on}))
+
     async def ask(self, question: Question) -> AsyncIterator[Event]:
         body: dict[str, Any] = {
             "model": self._model,
@@ -104,7 +111,9 @@ class RemoteClient:
     async def close(self) -> None:
         await self._http.close()
 
-    async def _json(self, method: str, path: str, data: aiohttp.FormData | None = None) -> dict[str, Any]:
+    async def _json(
+        self, method: str, path: str, data: aiohttp.FormData | aiohttp.JsonPayload | None = None
+    ) -> dict[str, Any]:
         try:
             async with self._http.request(method, path, data=data) as reply:
                 body = await reply.read()

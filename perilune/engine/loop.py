@@ -26,6 +26,8 @@ from perilune.core import (
     SequenceSpec,
     ServiceClass,
 )
+from perilune.engine.attention_debug import StepFigures
+from perilune.engine.health import EngineHealth
 from perilune.engine.observe import EngineObserver, NullObserver
 from perilune.engine.policy import EngineLimits
 from perilune.engine.pressure import KVUse, Pressure
@@ -195,6 +197,18 @@ class EngineLoop:
     def kv_use(self) -> KVUse:
         """Bytes of KV by tier, and how pressed for memory it is. From any thread."""
         return self._stepper.kv_use()
+
+    def health(self) -> EngineHealth:
+        """What the health view is made of. From any thread."""
+        return self._stepper.health()
+
+    def attention_steps(self, count: int) -> list[StepFigures]:
+        """The newest decode steps that attention debug measured, oldest first. From any thread."""
+        return self._stepper.debug.steps(count)
+
+    def debug_attention(self, on: bool) -> None:
+        """Switch attention debug on or off, from the next step on. From any thread."""
+        self._stepper.debug.switch(on)
 
     def _check_memory(self) -> None:
         """Refuse beside running work only: on an idle engine a new sequence takes the place of what is cached."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,13 +17,18 @@ from perilune.core import (
     BLOCK_TOKENS,
     CachedTokens,
     EngineEvent,
+    EngineFinished,
     EngineStats,
     FinishReason,
     KVPolicy,
     SequenceSpec,
 )
+from perilune.engine.answer_lengths import AnswerLengths
+from perilune.engine.attention_debug import AttentionDebug
 from perilune.engine.block_pool import BlockPool
+from perilune.engine.health import EngineHealth
 from perilune.engine.hot_zone import HotZone
+from perilune.engine.kv_tally import TallySink
 from perilune.engine.observe import EngineObserver, StepObservation
 from perilune.engine.policy import ChunkController, EngineLimits
 from perilune.engine.prefix_cache import PrefixCache
@@ -38,7 +44,7 @@ from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import BlockHash
 from perilune.runtime.kv.store import KVStore
 from perilune.runtime.memory import free_memory_bytes
-from perilune.runtime.mri import CancelFlag, ModelRuntime, StepAbandoned, StepPlan
+from perilune.runtime.mri import CancelFlag, ModelRuntime, StepAbandoned, StepPlan, StepResult
 from perilune.telemetry import Telemetry
 
 _LOG = logging.getLogger(__name__)
@@ -46,12 +52,13 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TierPolicy:
-    """How tiered sequences are served: WARM tokens of each (spec R4), attention presets by name (spec R8), and
-    whether windows adapt (spec R7)."""
+    """How tiered sequences are served: WARM tokens of each (spec R4), attention presets by name (spec R8), whether
+    windows adapt (spec R7), and whether decode steps are measured from the start (spec R11)."""
 
     warm_tokens: int = 65536
     presets: Mapping[str, AttentionPolicy] = field(default_factory=lambda: {"general": AttentionPolicy()})
     adaptive: bool = False
+    debug: bool = False
 
 
 class Stepper:
@@ -76,7 +83,8 @@ class Stepper:
     ) -> None:
         self._runtime = runtime
         self._clock = clock
-        self._telemetry = telemetry
+        self._tally = TallySink(telemetry)
+        self._telemetry = telemetry = Telemetry(self._tally)
         self._observer = observer
         self._ended = ended
         self._deaf: list[str] = []  # sequences whose listener raised
@@ -97,6 +105,8 @@ class Stepper:
         )
         self.capacity_tokens = min(runtime.max_context_tokens, runtime.num_blocks * BLOCK_TOKENS)
         self._tier_policy = tier_policy or TierPolicy()
+        self.debug = AttentionDebug(self._tier_policy.debug)
+        self.answers = AnswerLengths()
         self.segments, self._moves = self._make_segments(loader, post)
         tiers = runtime.tiers
         self._gauge = PressureGauge(runtime.kv_spec, tiers.spec if tiers else None, free_bytes, clock)
@@ -155,18 +165,17 @@ class Stepper:
         """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else. Sequences may be
         ended by `cancelled.left` meanwhile."""
         decoding = self._scheduler.decoding(plan)
+        measured = self.debug.on and len(decoding) == len(plan.slices)
+        if measured:
+            plan = self.debug.mark(plan)
+        began = self._clock()
         try:
             self._prepare(plan, cancelled)
             start = self._clock()
-            faults = _disk_reads()
-            # Asked before: a sequence that leaves in the middle of the step gives its slots back there.
-            cold = bool(decoding) and self._moves is not None and self._moves.reads_cold(plan)
-            result = self._runtime.forward_step(plan, cancelled)
+            result, stall_s = self._forward(plan, bool(decoding), cancelled)
             seconds = self._clock() - start
-            if cold:
-                outcome = "hit" if _disk_reads() == faults else "miss"
-                self._telemetry.count("kv_cold_steps_total", outcome=outcome)
             self._close_segments(plan, cancelled)
+            upkeep_s = self._clock() - began - seconds
         except StepAbandoned:
             self._telemetry.count("engine_steps_abandoned_total")
             return
@@ -179,7 +188,27 @@ class Stepper:
             self._observe(plan, decoding, seconds)  # else it would say little about rates
         self._scheduler.update(plan, result)
         self._hang_up()
+        relieving = self._clock()
         self._relieve()
+        if measured:
+            upkeep_s += self._clock() - relieving
+            self.debug.record(plan, result, seconds, upkeep_s, stall_s)
+
+    def _forward(self, plan: StepPlan, decodes: bool, cancelled: CancelFlag) -> tuple[StepResult, float]:
+        """Run a plan in the runtime. Also returns how long this thread waited for COLD meanwhile: the time in which
+        it didn't run, where pages came from the disk."""
+        # Asked before: a sequence that leaves in the middle of the step gives its slots back there.
+        if not decodes or self._moves is None or not self._moves.reads_cold(plan):
+            return self._runtime.forward_step(plan, cancelled), 0.0
+        faults, start, ran = _disk_reads(), time.perf_counter(), time.thread_time()
+        result = self._runtime.forward_step(plan, cancelled)
+        if _disk_reads() == faults:
+            self._telemetry.count("kv_cold_steps_total", outcome="hit")
+            return result, 0.0
+        stall_s = max(0.0, (time.perf_counter() - start) - (time.thread_time() - ran))
+        self._telemetry.count("kv_cold_steps_total", outcome="miss")
+        self._telemetry.observe("kv_cold_stall_seconds", stall_s)
+        return result, stall_s
 
     def _prepare(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Have what tiered sequences are about to read. Raises `StepAbandoned`."""
@@ -255,6 +284,18 @@ class Stepper:
             self.segments.forget(owner)
         return self._residency.forget(owner)
 
+    def health(self) -> EngineHealth:
+        """What the health view is made of. From any thread."""
+        tiers = self._runtime.tiers
+        return EngineHealth(
+            use=self.kv_use(),
+            tally=self._tally.tally(),
+            tiers=tiers.spec if tiers is not None else None,
+            answers=self.answers.newest(),
+            debug_on=self.debug.on,
+            attention=self.debug.summary(),
+        )
+
     @property
     def sequences(self) -> list[EngineSequence]:
         """Everything that waits or runs."""
@@ -307,9 +348,13 @@ class Stepper:
     def _close(self, sequence: EngineSequence) -> None:
         if sequence.opened:
             self._runtime.release_context(sequence.seq_id)
+        self._telemetry.count("kv_reused_tokens_total", sequence.cached_ram_tokens, tier="ram")
+        self._telemetry.count("kv_reused_tokens_total", sequence.cached_disk_tokens, tier="disk")
         self._ended(sequence)
 
     def _send(self, sequence: EngineSequence, event: EngineEvent) -> None:
+        if isinstance(event, EngineFinished):
+            self.answers.add(sequence, event.reason)
         try:
             sequence.emit(event)
         except Exception:  # a listener's fault must not stop the others' work

@@ -152,7 +152,8 @@ TABLE: tuple[Metric, ...] = (
     Metric(
         "kv_cold_steps", "counter", "Decode steps over segments on disk, by whether they read it.", ("outcome",)
     ),
-    Metric("kv_cold_stall_seconds", "histogram", "Reading segments from disk before a prefill step.", (), _SECONDS),
+    Metric("kv_cold_stall_seconds", "histogram", "A step's wait for segments on disk.", (), _TOKEN_SECONDS),
+    Metric("kv_reused_tokens", "counter", "Prompt tokens whose KV was found, by where.", ("tier",)),
     # KV between the engine and the disk tier
     Metric("kv_load_seconds", "histogram", "Loading one sequence's KV.", (), _SECONDS),
     Metric("kv_load_failures", "counter", "Loads that failed; the tokens were computed instead."),

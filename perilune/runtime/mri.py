@@ -113,9 +113,11 @@ class SequenceSlice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Frozen instructions for one step. Sequences appear at most once."""
+    """Frozen instructions for one step. Sequences appear at most once. `timed`: say what attention spent its time
+    on, where the runtime can."""
 
     slices: tuple[SequenceSlice, ...]
+    timed: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -128,11 +130,15 @@ class StepResult:
 
     `attention`: of sequences that were measured, for every layer the figures that
     `kernels.interface.ATTENTION_STATS` names, in that order; zeros for layers that read blocks only.
+
+    `attention_s`: of a timed plan, for every layer the seconds (of all threads, over their number) that decode
+    attention over closed segments took, by `kernels.interface.ATTENTION_PARTS`; empty where it wasn't measured.
     """
 
     tokens: dict[str, int]
     logprobs: dict[str, TokenLogprob]
     attention: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    attention_s: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

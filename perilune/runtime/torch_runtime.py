@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import torch
 from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
 from perilune.errors import InvalidStateError
 from perilune.kernels.interface import (
+    ATTENTION_PARTS,
     ATTENTION_STATS,
     MAX_DECODE_ROWS,
     Kernels,
@@ -71,6 +72,22 @@ class _Piece:
     @property
     def end(self) -> int:
         return self.slice.start + self.offset + self.count
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What decode reports of its attention: `StepResult.attention` as it grows, and, where the plan is timed, int64
+    [layers, parts] of nanoseconds over all threads."""
+
+    attention: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
+    part_ns: torch.Tensor | None = None
+
+    @property
+    def attention_s(self) -> tuple[tuple[float, ...], ...]:
+        if self.part_ns is None or not self.part_ns.any():
+            return ()
+        seconds = self.part_ns.double() / (1e9 * torch.get_num_threads())
+        return tuple(tuple(row) for row in seconds.tolist())
 
 
 class TorchRuntime:
@@ -175,7 +192,9 @@ class TorchRuntime:
             if cancelled.is_set():
                 raise StepAbandoned
             logits: dict[str, torch.Tensor] = {}
-            measured: dict[str, tuple[tuple[float, ...], ...]] = {}
+            measured = _Measured()
+            if plan.timed:
+                measured.part_ns = torch.zeros(self._spec.num_layers, len(ATTENTION_PARTS), dtype=torch.int64)
             decode, prefill = self._split(plan)
             while decode := _staying(decode, cancelled):
                 chosen = decode[:MAX_DECODE_ROWS]
@@ -255,13 +274,15 @@ class TorchRuntime:
     def _run_decode(
         self,
         slices: Sequence[SequenceSlice],
-        measured: dict[str, tuple[tuple[float, ...], ...]],
+        measured: _Measured,
         cancelled: CancelFlag,
     ) -> dict[str, torch.Tensor] | None:
         """Logits by sequence, or None when it was interrupted; `measured` gets where the attention of those went
-        that ask for it."""
+        that ask for it, and the time."""
         pieces = [_Piece(piece, 0, 1, True) for piece in slices]
         batch = self._batch(pieces)
+        if batch.segments is not None and measured.part_ns is not None:
+            batch = replace(batch, segments=replace(batch.segments, part_ns=measured.part_ns))
         token_ids = torch.tensor([piece.token_ids[0] for piece in slices])
         logits = self._decoder.decode(token_ids, batch, cancelled)
         if cancelled.take_change():
@@ -269,7 +290,7 @@ class TorchRuntime:
         if batch.segments is not None and batch.segments.stats is not None:
             for piece, rows in zip(slices, batch.segments.stats.tolist(), strict=True):
                 if piece.measure:
-                    measured[piece.seq_id] = tuple(tuple(row) for row in rows)
+                    measured.attention[piece.seq_id] = tuple(tuple(row) for row in rows)
         return {piece.seq_id: row for piece, row in zip(slices, logits, strict=True)}
 
     def _run_prefill(self, pieces: Sequence[_Piece], cancelled: CancelFlag) -> dict[str, torch.Tensor]:
@@ -324,7 +345,7 @@ class TorchRuntime:
         self,
         slices: Sequence[SequenceSlice],
         logits: dict[str, torch.Tensor],
-        measured: dict[str, tuple[tuple[float, ...], ...]],
+        measured: _Measured,
     ) -> StepResult:
         tokens: dict[str, int] = {}
         logprobs: dict[str, TokenLogprob] = {}
@@ -334,7 +355,7 @@ class TorchRuntime:
                 tokens[piece.seq_id], logprob = self._samplers[piece.seq_id].sample(row)
                 if logprob is not None:
                     logprobs[piece.seq_id] = logprob
-        return StepResult(tokens, logprobs, measured)
+        return StepResult(tokens, logprobs, measured.attention, measured.attention_s)
 
     # ------------------------------------------------------------------------------------------------------ KV
 

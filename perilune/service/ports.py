@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from perilune.core import (
     CachedTokens,
@@ -188,11 +188,27 @@ class Documents(Protocol):
     async def text(self, tenant: str, file_id: str) -> str: ...
 
 
+class KVView(Protocol):
+    """KV and attention of the engine, for whoever runs the server. May be called from any thread."""
+
+    def view(self, steps: int = 0) -> dict[str, Any]:
+        """Bytes, counts, pressure, where time goes and what is wrong, as JSON values; with the figures of so many
+        of the newest measured steps, layer by layer."""
+        ...
+
+    def debug(self, on: bool) -> None:
+        """Measure every decode step from now on, or stop."""
+        ...
+
+
 class ServiceApi(Protocol):
     """What `api` and `cli` call."""
 
     @property
     def documents(self) -> Documents: ...
+
+    @property
+    def kv(self) -> KVView: ...
 
     def run(self, request: Request) -> AsyncIterator[Event]:
         """Answer a request. Closing the iterator cancels the work in every phase within 50 ms.

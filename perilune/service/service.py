@@ -16,7 +16,7 @@ from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, Parts
 from perilune.service.documents import DocumentService
-from perilune.service.ports import Caller, ModelCard
+from perilune.service.ports import Caller, KVView, ModelCard
 
 CALIBRATION_TOKENS = 384
 WARM_UP_TOKENS = 33
@@ -25,8 +25,15 @@ WARM_UP_TOKENS = 33
 class Service:
     """Implements `ports.ServiceApi`. `authenticate` maps a key to a caller and may block (it runs in a thread)."""
 
-    def __init__(self, parts: Parts, admission: Admission, authenticate: Callable[[str | None], Caller]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        admission: Admission,
+        authenticate: Callable[[str | None], Caller],
+        kv: KVView,
+    ) -> None:
         self._parts = parts
+        self._kv = kv
         self._admission = admission
         self._authenticate = authenticate
         self._ready = False
@@ -34,6 +41,10 @@ class Service:
     @property
     def documents(self) -> DocumentService:
         return self._parts.documents
+
+    @property
+    def kv(self) -> KVView:
+        return self._kv
 
     async def start(self, warm_up: bool) -> None:
         """Warm the engine, then take up unfinished ingests."""

@@ -12,8 +12,9 @@ import io
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from perilune.config import Settings
 from perilune.core import (
     CachedTokens,
     ChoiceFinished,
@@ -36,7 +37,13 @@ from perilune.core import (
     TokenReport,
     Usage,
 )
+from perilune.engine.attention_debug import LayerFigures, StepFigures, TopK, summarise
+from perilune.engine.health import EngineHealth
+from perilune.engine.kv_tally import KVTally
+from perilune.engine.pressure import KVUse
 from perilune.errors import ModelNotFound, NotFound, TooLarge, Unauthenticated, UnsupportedDocument
+from perilune.runtime.kv.spec import TierSpec
+from perilune.service.kv_health import as_json
 from perilune.service.ports import Caller, ModelCard
 
 MODEL = "fake-model"
@@ -164,6 +171,26 @@ class FakeDocuments:
         return self._find(tenant, file_id)[1].decode("utf-8", errors="replace")
 
 
+class FakeKV:
+    """The real view of an engine whose local window is too large."""
+
+    def __init__(self) -> None:
+        self.on = False
+        times = {"local_attn_ms": 0.7, "sparse_attn_ms": 0.1, "summary_attn_ms": 0.05, "kv_cache_ms": 0.05}
+        layer = LayerFigures(**times, other_ms=0.1, sparse_attn_hit_rate=0.9, topk_dynamics=TopK(48, 0.1))
+        self.steps = [StepFigures(number, 2, 9000, 2.0, 0.05, 0.0, (layer, layer)) for number in range(1, 11)]
+
+    def view(self, steps: int = 0) -> dict[str, Any]:
+        use = KVUse(3 << 20, 5 << 20, 7 << 20, 1 << 20, warm_compression=0.71, limit_bytes=1 << 30)
+        tally = KVTally(hit_tokens=300, rehydrated_tokens=100, computed_tokens=400, cold_steps_hit=3)
+        tiers = TierSpec(90, 1 << 20, 23 << 20, 12, 8, 4)
+        health = EngineHealth(use, tally, tiers, debug_on=self.on, attention=summarise(self.steps))
+        return as_json(health, Settings(), self.steps[-steps:] if steps else [])
+
+    def debug(self, on: bool) -> None:
+        self.on = on
+
+
 @dataclass
 class FakeService:
     """Implements `ports.ServiceApi`. `script` replaces the usual answer; `keys` turns authentication on."""
@@ -172,6 +199,7 @@ class FakeService:
     keys: dict[str, Caller] = field(default_factory=dict)
     is_ready: bool = True
     documents: FakeDocuments = field(default_factory=FakeDocuments)
+    kv: FakeKV = field(default_factory=FakeKV)
     requests: list[Request] = field(default_factory=list)
     open: int = 0
     closed_at: list[float] = field(default_factory=list)

@@ -211,3 +211,28 @@ async def test_a_key_is_never_sent_to_another_machine(tmp_path: Path) -> None:
     for url in ("http://192.0.2.7:80", "http://127.0.0.1.example.com:80", "http://localhost@192.0.2.7:80"):
         announce_server(tmp_path, RunningServer(url, os.getpid(), MODEL))
         assert find_server(tmp_path) is None
+
+
+async def test_kv_health_of_a_running_server(serve: Serve, tmp_path: Path) -> None:
+    async with serve() as server:
+        announce(tmp_path, server)
+        done = await finished(await start(tmp_path, "kv", "health", "--debug", "--steps", "1"))
+        assert done.code == 0, done.err
+        assert server.service.kv.on
+        assert "attention.window_size: Tokens that are always read exactly take 70% of a decode step" in done.out
+        assert "HOT        3 MiB" in done.out
+        assert "WARM is 71% smaller than fp32, 1.72 times smaller than bf16" in done.out
+        assert "300 found in RAM, 100 brought back from disk, 400 computed (50% reused)" in done.out
+        assert "step 10: 2 sequences, 9,000 tokens, 2.0 ms" in done.out
+        told = json.loads((await finished(await start(tmp_path, "kv", "health", "--no-debug", "--json"))).out)
+        assert not server.service.kv.on
+        assert told["findings"][0]["code"] == "local_attention"
+
+
+async def test_kv_health_needs_an_admin(serve: Serve, tmp_path: Path) -> None:
+    keys = {"worker": Caller("acme", "user")}
+    async with serve(FakeService(keys=keys)) as server:
+        announce(tmp_path, server)
+        done = await finished(await start(tmp_path, "kv", "health", PERILUNE_API_KEY="worker"))
+        assert done.code == 4
+        assert "admin" in done.err
