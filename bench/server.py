@@ -1,7 +1,7 @@
-"""The real server as a child process, and a small HTTP client that times what it sends.
+"""Real servers as child processes, and a small HTTP client that times what it sends.
 
-Knows how to start `perilune serve` on a folder of its own, kill it hard and start it again, upload a file, and
-read a streamed answer. Uses the wire only: nothing of perilune is imported.
+Knows how to start `perilune serve` or llama.cpp's `llama-server` on a folder of its own, kill it hard and start it
+again, upload a file, and read a streamed answer. Uses the wire only: nothing of perilune is imported.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -38,16 +39,14 @@ class Answer:
     ttft_s: float | None = None
     total_s: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
 
 
-class PeriluneServer:
-    """`perilune serve` on `home`, with settings given as environment variables (`kv_cache__ram="100M"`)."""
+class ServerProcess:
+    """A server of OpenAI's chat dialect; what it writes goes to `server.log` in `home`."""
 
-    COMMAND = (sys.executable, "-m", "perilune.cli.main")
-
-    def __init__(self, home: Path, **settings: object) -> None:
+    def __init__(self, home: Path) -> None:
         self._home = home
-        self._settings = {f"PERILUNE_{key.upper()}": str(value) for key, value in settings.items()}
         self._process: subprocess.Popen[bytes] | None = None
         self._model_id = ""
         self.port = 0
@@ -57,14 +56,11 @@ class PeriluneServer:
         assert self._process
         return self._process.pid
 
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
     def environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            "PERILUNE_HOME": str(self._home),
-            "PERILUNE_MODEL__PATH": self._settings.get("PERILUNE_MODEL__PATH") or str(peers.model_gguf()),
-            "PERILUNE_SERVER__PORT": str(self.port),
-            **self._settings,
-        }
+        raise NotImplementedError
 
     def start(self) -> float:
         """Start and wait until it is ready; returns the seconds that took. Raises `ServerError`."""
@@ -73,12 +69,13 @@ class PeriluneServer:
         begun_s = time.perf_counter()
         with (self._home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*self.COMMAND, "serve"],
+                self.command(),
                 cwd=ROOT,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # a process group of its own, to be stopped with all its children
             )
         while time.perf_counter() - begun_s < START_TIMEOUT_S:
             if self._process.poll() is not None:
@@ -115,15 +112,12 @@ class PeriluneServer:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def kv_bytes(self) -> int:
-        """Bytes in the KV folder now."""
-        sizes = []
-        for path in (self._home / "kv").rglob("*"):
-            try:
-                sizes.append(path.stat().st_size)
-            except FileNotFoundError:  # a temporary file, renamed meanwhile
-                continue
-        return sum(sizes)
+    def pause(self) -> None:
+        """Stop its processes where they are (SIGSTOP)."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.killpg(self.pid, signal.SIGCONT)
 
     # ------------------------------------------------------------------------------------------ the wire
 
@@ -152,31 +146,6 @@ class PeriluneServer:
         reply: dict[str, Any] = json.loads(data)
         return reply
 
-    def upload(self, filename: str, data: bytes) -> str:
-        """Upload a document; returns its id as soon as the server has it."""
-        boundary = "perilune-bench-boundary"
-        head = (
-            f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
-            f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n'
-            "content-type: application/octet-stream\r\n\r\n"
-        )
-        body = head.encode() + data + f"\r\n--{boundary}--\r\n".encode()
-        kind = f"multipart/form-data; boundary={boundary}"
-        file_id: str = self.json("POST", "/v1/files", body, content_type=kind)["id"]
-        return file_id
-
-    def wait_until(self, file_id: str, states: set[str]) -> None:
-        """Wait until a document's status is one of `states`. Raises `ServerError` when its ingest fails."""
-        end_s = time.perf_counter() + INGEST_TIMEOUT_S
-        while time.perf_counter() < end_s:
-            record = self.json("GET", f"/v1/files/{file_id}")
-            if record["perilune"]["status"] in states:
-                return
-            if record["status"] == "error":
-                raise ServerError(f"the document could not be read: {record}")
-            time.sleep(0.02)
-        raise ServerError(f"the document was not {' or '.join(states)} within {INGEST_TIMEOUT_S:.0f} s")
-
     def ask(self, question: str, file_id: str | None = None, **body: object) -> Answer:
         """Ask and read the whole stream."""
         answer = Answer()
@@ -189,6 +158,7 @@ class PeriluneServer:
                     raise ServerError(f"the answer failed: {event['error']}")
                 if "tokens" in event.get("perilune", {}):
                     answer.report = event["perilune"]
+                answer.usage = event.get("usage") or answer.usage
                 for choice in event.get("choices", []):
                     piece = choice.get("delta", {}).get("content") or ""
                     if piece and answer.ttft_s is None:
@@ -217,6 +187,82 @@ class PeriluneServer:
             **body,
         }
         return Stream(self.port, json.dumps(payload).encode())
+
+
+class PeriluneServer(ServerProcess):
+    """`perilune serve` on `home`, with settings given as environment variables (`kv_cache__ram="100M"`)."""
+
+    COMMAND = (sys.executable, "-m", "perilune.cli.main")
+
+    def __init__(self, home: Path, **settings: object) -> None:
+        super().__init__(home)
+        self._settings = {f"PERILUNE_{key.upper()}": str(value) for key, value in settings.items()}
+
+    def command(self) -> list[str]:
+        return [*self.COMMAND, "serve"]
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PERILUNE_HOME": str(self._home),
+            "PERILUNE_MODEL__PATH": self._settings.get("PERILUNE_MODEL__PATH") or str(peers.model_gguf()),
+            "PERILUNE_SERVER__PORT": str(self.port),
+            **self._settings,
+        }
+
+    def kv_bytes(self) -> int:
+        """Bytes in the KV folder now."""
+        sizes = []
+        for path in (self._home / "kv").rglob("*"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:  # a temporary file, renamed meanwhile
+                continue
+        return sum(sizes)
+
+    def upload(self, filename: str, data: bytes) -> str:
+        """Upload a document; returns its id as soon as the server has it."""
+        boundary = "perilune-bench-boundary"
+        head = (
+            f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nassistants\r\n'
+            f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="{filename}"\r\n'
+            "content-type: application/octet-stream\r\n\r\n"
+        )
+        body = head.encode() + data + f"\r\n--{boundary}--\r\n".encode()
+        kind = f"multipart/form-data; boundary={boundary}"
+        file_id: str = self.json("POST", "/v1/files", body, content_type=kind)["id"]
+        return file_id
+
+    def wait_until(self, file_id: str, states: set[str]) -> None:
+        """Wait until a document's status is one of `states`. Raises `ServerError` when its ingest fails."""
+        end_s = time.perf_counter() + INGEST_TIMEOUT_S
+        while time.perf_counter() < end_s:
+            record = self.json("GET", f"/v1/files/{file_id}")
+            if record["perilune"]["status"] in states:
+                return
+            if record["status"] == "error":
+                raise ServerError(f"the document could not be read: {record}")
+            time.sleep(0.02)
+        raise ServerError(f"the document was not {' or '.join(states)} within {INGEST_TIMEOUT_S:.0f} s")
+
+
+class LlamaServer(ServerProcess):
+    """llama.cpp's own `llama-server`, installed with pip; `arguments` follow the model's and the port's."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        super().__init__(home)
+        self._arguments = arguments
+        self._folder = peers.llama_server()
+
+    def command(self) -> list[str]:
+        return [
+            str(self._folder / "llama-server"),
+            *("--model", str(peers.model_gguf()), "--host", HOST, "--port", str(self.port)),
+            *self._arguments,
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "LD_LIBRARY_PATH": str(self._folder)}
 
 
 class Stream:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from bench import peers
 from bench.corpus import TokenTape
 from bench.driver import OURS, Machine, Reading, Turn, Worker
+from bench.machine import Calibration
 from bench.report import Options, Scale, recorded_readings
 
 SIZES = {"512": 512, "2k": 2048, "8k": 7680}
@@ -37,16 +38,26 @@ def add_recorded(
     """With --quick, append the recorded peers' readings, scaled to this machine. True if any was used."""
     if not options.quick:
         return False
-    before = len(readings)
-    for what in whats:
-        rounds = 1 + max((r.round for r in readings if r.what == what), default=-1)
-        for peer in options.engines:
-            if peer != OURS:
-                readings += recorded_readings(peer, what, scale, machine.calibration, rounds)
-    return len(readings) > before
+    mine = [reading for reading in readings if reading.what in whats]
+    found = [
+        reading
+        for peer in options.engines
+        if peer != OURS
+        for reading in recorded_peer(peer, mine, scale, machine.calibration)
+    ]
+    readings += found
+    return bool(found)
 
 
-def prefill_turn(prompts: Sequence[list[int]]) -> Turn:
+def recorded_peer(peer: str, readings: Sequence[Reading], scale: Scale, now: Calibration) -> list[Reading]:
+    """A peer's recorded readings for whatever ours were read of, one for each round, scaled to this machine."""
+    rounds = {r.what: 1 + max(o.round for o in readings if o.what == r.what) for r in readings}
+    return [
+        reading for what, count in rounds.items() for reading in recorded_readings(peer, what, scale, now, count)
+    ]
+
+
+def prefill_turn(prompts: Sequence[list[int]]) -> Turn[Worker]:
     """Round n computes `prompts[n]`, the same for every engine and never seen before."""
 
     def turn(worker: Worker, number: int) -> tuple[int, float]:
@@ -56,7 +67,7 @@ def prefill_turn(prompts: Sequence[list[int]]) -> Turn:
     return turn
 
 
-def decode_turn(prompt: list[int], new_tokens: int) -> Turn:
+def decode_turn(prompt: list[int], new_tokens: int) -> Turn[Worker]:
     """Every round continues the same prompt, whose KV the engine keeps; only the steps after the first count."""
 
     def turn(worker: Worker, number: int) -> tuple[int, float]:

@@ -1,15 +1,19 @@
 """KV that no model computed, for timing decode over contexts whose prefill would take hours.
 
 Closed segments of random units, and random bf16 blocks. Which units a head selects follows from the spread of its
-scores, so the spread is set until heads select as many as `BUDGETS` says. Knows kernels and layouts; nothing of
-models, engines or figures.
+scores, so the spread is set until heads select as many as on real text (`Selection`; `bench.selection` measures).
+Knows kernels and layouts; nothing of models, engines or figures.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -25,9 +29,7 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.memory import zeroed_bytes
 from perilune.kernels.tiers import (
-    GROUP_UNITS,
-    OUTLIERS,
-    SEGMENT_GROUPS,
+    SEGMENT_QUADS,
     SEGMENT_TOKENS,
     SEGMENT_UNITS,
     SINK_TOKENS,
@@ -36,11 +38,57 @@ from perilune.kernels.tiers import (
     SegmentLayout,
 )
 
-BUDGETS = (32, 32, 40, 52, 64, 80, 110, 150, 256)
-"""Units that KV heads select; layers take these in turn. An assumption around the default budget of 64 units."""
+SELECTION_FILE = Path(__file__).resolve().parent / "recorded" / "selection.json"
+
+MEASURED_POLICY = AttentionPolicy(dense_layer_tokens=0)
+"""The default with every layer sparse: what the first layers would select is wanted for contexts where they do."""
 
 _DISTINCT = 16  # segments whose numbers are drawn; the others repeat them, in memory of their own
-_GROUP_SHARE = 0.5  # of a unit key's variance: what its group has in common
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Units that a KV head selects. `layers`: by layer of the default model at `base_tokens` of context; `growth`:
+    (context, factor over the first), from the model of the longer window."""
+
+    layers: tuple[float, ...]
+    base_tokens: int
+    growth: tuple[tuple[int, float], ...]
+    note: str
+
+    @classmethod
+    def load(cls, file: Path = SELECTION_FILE) -> Selection:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        short, *longer = kept["models"]
+        base_tokens, layers = next(iter(short["units"].items()))
+        note = f"budgets as on real text, {kept['date']} (bench.selection)"
+        growth: tuple[tuple[int, float], ...] = ((int(base_tokens), 1.0), (2 * int(base_tokens), 1.0))
+        if longer:
+            means = [(int(length), fmean(units)) for length, units in longer[0]["units"].items()]
+            growth = tuple((length, mean / means[0][1]) for length, mean in means)
+        else:
+            note += "; how they grow with the context was NOT measured"
+        if kept["policy"] != asdict(MEASURED_POLICY):
+            note += "; of ANOTHER policy than today's default: record them again"
+        return cls(tuple(layers), int(base_tokens), growth, note)
+
+    def at(self, context_tokens: int, *, first: int = 0) -> tuple[float, ...]:
+        """Units by layer, from layer `first` on, at a context; within what the policy allows."""
+        factor = self.factor(context_tokens)
+        least, most = MEASURED_POLICY.min_units, MEASURED_POLICY.max_units
+        return tuple(
+            min(max(units * factor, least * scale), most * scale)
+            for index, units in enumerate(self.layers)
+            for scale in (4 if index < MEASURED_POLICY.dense_layers else 1,)
+            if index >= first
+        )
+
+    def factor(self, context_tokens: int) -> float:
+        """Growth since the first measured context; linear in the logarithms, past the last one too."""
+        pairs = list(pairwise(self.growth))
+        (low, one), (high, other) = next((p for p in pairs if context_tokens <= p[1][0]), pairs[-1])
+        slope = math.log(other / one) / math.log(high / low)
+        return one * math.exp(slope * math.log(max(context_tokens, self.base_tokens) / low))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +148,25 @@ def units_read(batch: RaggedBatch) -> torch.Tensor:
     if tiers is None or tiers.stats is None:
         raise ValueError("the batch has no segments or no statistics")
     closed = int(tiers.counts[0])
-    others = SINK_TOKENS + int(batch.kv_lengths[0]) - closed * (SEGMENT_TOKENS - OUTLIERS)
+    others = SINK_TOKENS + int(batch.kv_lengths[0]) - closed * SEGMENT_TOKENS
     return (tiers.stats[0, :, ATTENTION_STATS.index("exact_tokens")] - others) / UNIT_TOKENS
 
 
-def find_spread(layers: int, units: Callable[[torch.Tensor], torch.Tensor], *, low: float, high: float) -> None:
-    """Bisect each layer's spread of scores: `units(spread [layers])` applies it and says what a step then selects.
+def find_spread(
+    wanted: Sequence[float], units: Callable[[torch.Tensor], torch.Tensor], *, low: float, high: float
+) -> torch.Tensor:
+    """Bisect each layer's spread of scores, fp32 [layers], until a step selects the `wanted` units of each.
 
-    The wider scores spread, the fewer units hold the mass.
+    `units(spread)` applies a spread and says what a step then selects. The wider scores spread, the fewer units
+    hold the mass.
     """
-    wanted = torch.tensor([float(BUDGETS[layer % len(BUDGETS)]) for layer in range(layers)])
+    target, layers = torch.tensor(wanted), len(wanted)
     least, most = torch.full((layers,), math.log(low)), torch.full((layers,), math.log(high))
     for _ in range(12):
         spread = (least + most) / 2
-        too_many = units(spread.exp()) > wanted
+        too_many = units(spread.exp()) > target
         least, most = torch.where(too_many, spread, least), torch.where(too_many, most, spread)
+    return spread.exp()
 
 
 # ------------------------------------------------------------------------------------------------- records
@@ -140,28 +192,11 @@ def _payload(layout: SegmentLayout) -> torch.Tensor:
 
 
 def _summaries(layout: SegmentLayout, seed: int) -> torch.Tensor:
-    """uint8 [records, summary_bytes]: unit keys of variance one, half of it common to a group of units."""
-    records, dim, at = layout.records, layout.head_dim, layout.summary_offsets
-    generator = _generator(seed)
-    group = torch.randn(records, SEGMENT_GROUPS, 1, dim, generator=generator) * math.sqrt(_GROUP_SHARE)
-    own = torch.randn(records, SEGMENT_GROUPS, GROUP_UNITS, dim, generator=generator) * math.sqrt(1 - _GROUP_SHARE)
-    keys = ((group + own) * 32).round().clamp(-127, 127).to(torch.int8)
-    values = torch.randint(-127, 128, (records, SEGMENT_UNITS * dim), generator=generator).to(torch.int8)
-    data = torch.zeros(records, layout.summary_bytes, dtype=torch.uint8)
-    _place(data, at["unit_k"], keys.view(records, SEGMENT_GROUPS, GROUP_UNITS, dim // 4, 4).transpose(2, 3))
-    _place(data, at["unit_k_scale"], torch.full((records, SEGMENT_UNITS), 1 / 32).half())
-    _place(data, at["unit_v"], values)
-    _place(data, at["unit_v_scale"], torch.full((records, SEGMENT_UNITS), 1 / 127).half())
-    units = torch.full((records, SEGMENT_UNITS), UNIT_TOKENS, dtype=torch.uint8)
-    units[:, -1] = 0
-    _place(data, at["unit_n"], units)
-    _place(data, at["group_k"], group.half())
-    _place(data, at["group_v"], torch.randn(records, SEGMENT_GROUPS * dim, generator=generator).half() * 0.2)
-    tokens = torch.full((records, SEGMENT_GROUPS), GROUP_UNITS * UNIT_TOKENS, dtype=torch.int16)
-    tokens[:, -1] -= UNIT_TOKENS
-    _place(data, at["group_n"], tokens)
-    outliers = torch.randn(records, 2 * OUTLIERS * dim, generator=generator).bfloat16()
-    _place(data, at["outlier_k"], outliers[:, : OUTLIERS * dim])
-    _place(data, at["outlier_v"], outliers[:, OUTLIERS * dim :])
-    _place(data, at["outlier_n"], torch.full((records, 1), OUTLIERS, dtype=torch.int16))
+    """uint8 [records, summary_bytes]: unit means of variance one, keys that differ from them by about 0.3."""
+    records, at = layout.records, layout.summary_offsets
+    data = torch.randint(0, 256, (records, layout.summary_bytes), dtype=torch.uint8, generator=_generator(seed))
+    _place(data, at["mean_scale"], torch.full((records, SEGMENT_UNITS), 1 / 4.6).half())
+    _place(data, at["spread_scale"], torch.full((records, SEGMENT_UNITS), 0.3 / 8.5).half())
+    _place(data, at["quad_v_scale"], torch.full((records, SEGMENT_QUADS), 1 / 127).half())
+    _place(data, at["units"], torch.full((records, 1), SEGMENT_UNITS, dtype=torch.int16))
     return data

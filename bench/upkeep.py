@@ -49,7 +49,7 @@ from perilune.engine.policy import EngineLimits
 from perilune.engine.stepper import TierPolicy
 from perilune.kernels.reference import gather_kv
 from perilune.kernels.tier_reference import arrange, encode, rotate
-from perilune.kernels.tiers import OUTLIERS, SEGMENT_TOKENS, AttentionPolicy
+from perilune.kernels.tiers import SEGMENT_TOKENS, AttentionPolicy
 from perilune.runtime.kv.disk import DiskKVStore
 from perilune.runtime.kv.sizing import TierSettings
 from perilune.runtime.kv.spec import block_hashes
@@ -299,10 +299,9 @@ def _border(setup: Setup) -> float:
     ratios = []
     for layer in range(0, runtime.kv_spec.num_layers, 4):
         k, v = gather_kv(runtime._pool, layer, torch.arange(blocks), SEGMENT_TOKENS)
-        order, worst = arrange(k, OUTLIERS)
+        order = arrange(k)
         take = order[..., None].expand(-1, -1, k.shape[-1])
-        out = worst[..., None].expand(-1, -1, k.shape[-1])
-        records = encode(k.gather(1, take), v.gather(1, take), k.gather(1, out), v.gather(1, out))
+        records = encode(k.gather(1, take), v.gather(1, take))
         error = _relative(records.keys().flatten(1, 2), k.gather(1, take))
         error += _relative(rotate(records.rotated_values().flatten(1, 2)), v.gather(1, take))
         border = (order < BORDER_TOKENS) | (order >= SEGMENT_TOKENS - BORDER_TOKENS)

@@ -1,7 +1,7 @@
 """Our decode step on the model's own weights over made-up KV of any length: the tiered form.
 
 The step is the runtime's (`Decoder`, default attention policy), without the engine loop around it. KV is
-`bench.synthetic_kv`; the index of each layer is scaled until heads select as many units as its `BUDGETS` say.
+`bench.synthetic_kv`; the index of each layer is scaled until its heads select as many units as on real text.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from bench.synthetic_kv import SyntheticKV, find_spread, make_kv, units_read
+from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, units_read
 from bench.worker import BenchEngine, LoadSpec
 from perilune.kernels.interface import Kernels, RaggedBatch
 from perilune.kernels.select import load as load_kernels
-from perilune.kernels.tiers import SEGMENT_GROUPS, SEGMENT_UNITS, AttentionPolicy, SegmentLayout
+from perilune.kernels.tiers import SEGMENT_UNITS, AttentionPolicy, SegmentLayout
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.models.decoder import Decoder
@@ -42,6 +42,8 @@ class LongDecode:
         self._kv = make_kv(self._kernels, layout, max_tokens, _TAIL_TOKENS)
         self._decoder = Decoder(self._weights, self._kernels, self._kv.pool)
         self._index = _Index(self._kv)
+        self._selection = Selection.load()
+        self._spreads: dict[int, torch.Tensor] = {}
         self._set_for = 0
 
     def batch(self, length: int) -> RaggedBatch:
@@ -57,7 +59,9 @@ class LongDecode:
             self._step(_TOKEN, batch)
             return units_read(batch)
 
-        find_spread(self._weights.config.num_layers, units, low=0.01, high=16.0)
+        if length not in self._spreads:
+            self._spreads[length] = find_spread(self._selection.at(length), units, low=0.01, high=16.0)
+        self._index.scale(self._spreads[length])
         return token_ids[-1]
 
     def decode(self, token_ids: list[int], new_tokens: int) -> tuple[list[int], list[float]]:
@@ -80,15 +84,15 @@ class LongDecode:
 
 
 class _Index:
-    """The unit and group keys of every layer, to be scaled: the wider the scores, the fewer units are selected."""
+    """The sketched keys of every layer, to be scaled: the wider the scores, the fewer units are selected."""
 
     def __init__(self, kv: SyntheticKV) -> None:
         layout = kv.segments.layout
         at = layout.summary_offsets
         shape = (kv.segments.num_slots, layout.num_layers, layout.num_kv_heads, layout.summary_bytes)
         records = kv.segments.summaries.view(shape)
-        sizes = {"unit_k_scale": 2 * SEGMENT_UNITS, "group_k": 2 * SEGMENT_GROUPS * layout.head_dim}
-        self._parts = [records[..., at[name] : at[name] + size] for name, size in sizes.items()]
+        names, size = ("mean_scale", "spread_scale"), 2 * SEGMENT_UNITS
+        self._parts = [records[..., at[name] : at[name] + size] for name in names]
         self._original = [part.contiguous().view(torch.float16) for part in self._parts]
 
     def scale(self, spread: torch.Tensor) -> None:

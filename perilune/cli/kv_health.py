@@ -25,7 +25,7 @@ _CHARS_A_TOKEN = 3
 """Of English and code at the least; what is too much is cut by the engine's own count."""
 
 _PARTS = (
-    ("local", "local_attn", "sinks, the newest tokens, outliers"),
+    ("local", "local_attn", "sinks, the newest tokens"),
     ("sparse", "sparse_attn", "index, and the units chosen"),
     ("summary", "summary_attn", "means of the units not chosen"),
     ("KV", "kv_cache", "closing, moving, waiting for disk"),

@@ -5,7 +5,7 @@ tensors, causes or advice: `service.kv_health` reads these figures. The engine t
 
 Times are wall time, in ms. A layer's five add up to its share of the step:
 
-    local_attn    sinks, full-precision blocks, outliers, segments read whole
+    local_attn    sinks, full-precision blocks, segments read whole
     sparse_attn   scoring and choosing units, and reading the chosen ones
     summary_attn  the means of the units that weren't chosen
     kv_cache      closing segments, moving them between tiers, waiting for COLD: an equal share of the step's
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from perilune.kernels.tiers import OUTLIERS, SEGMENT_TOKENS, SINK_TOKENS, UNIT_TOKENS
+from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS, UNIT_TOKENS
 from perilune.runtime.mri import SequenceSlice, StepPlan, StepResult
 
 KEPT_STEPS = 256
@@ -215,7 +215,7 @@ def _units(piece: SequenceSlice, rows: Sequence[Sequence[float]]) -> tuple[float
     `kernels.interface.ATTENTION_STATS`."""
     closed, window = len(piece.segments), piece.attention.window_tokens if piece.attention is not None else 0
     forced = sum((index + 1) * SEGMENT_TOKENS > piece.end - window for index in range(closed))
-    exact = SINK_TOKENS + piece.end - (closed - forced) * SEGMENT_TOKENS + (closed - forced) * OUTLIERS
+    exact = SINK_TOKENS + piece.end - (closed - forced) * SEGMENT_TOKENS
     return tuple(
         max(0.0, row[5] - exact) / UNIT_TOKENS if closed and row[1] > 0 and row[1] + row[2] > 0 else None
         for row in rows

@@ -32,14 +32,14 @@ GGUF_KINDS: dict[GgufKind, int] = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q8_0": 3}
 ACTS: dict[Act, int] = {"silu": 0, "gelu_tanh": 1}
 MAX_PARTS = 3
 SUMMARY_ARRAYS = (
-    *("unit_k", "unit_k_scale", "unit_v", "unit_v_scale", "unit_n"),
-    *("group_k", "group_v", "group_n", "outlier_k", "outlier_v", "outlier_n"),
+    *("mean", "mean_scale", "signs", "spread", "spread_scale"),
+    *("quad_v", "quad_v_scale", "units"),
 )
 POLICY_NUMBERS = (
     *("sparse", "window_tokens", "topk_units", "min_units", "max_units"),
-    *("dense_layers", "dense_tokens", "dense_layer_tokens", "two_level_tokens"),
+    *("dense_layers", "dense_tokens", "dense_layer_tokens"),
 )
-POLICY_SHARES = ("top_p", "summary_weight", "group_share")
+POLICY_SHARES = ("top_p", "summary_weight")
 PAYLOAD_ARRAYS = ("k", "k_scale", "k_zero", "v", "v_scale")
 
 OK, CANCELLED, BAD_BATCH, NO_MEMORY = range(4)

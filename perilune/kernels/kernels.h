@@ -27,8 +27,8 @@
 #define SEGMENT_TOKENS 2048
 #define SEGMENT_UNITS 128
 #define SEGMENT_GROUPS 8
+#define SEGMENT_QUADS 32
 #define SEGMENT_BLOCKS (SEGMENT_TOKENS / BLOCK_TOKENS)
-#define OUTLIERS 16
 #define SINK_BLOCKS 2
 #define MASKED (-1e30f) /* score of a key that a row doesn't see; finite, so that no NaN arises */
 
@@ -49,7 +49,7 @@ typedef struct pool {
 
 /* Byte offsets in a record's two parts: SegmentLayout's, in its order. */
 typedef struct record_layout {
-    int32_t unit_k, unit_k_scale, unit_v, unit_v_scale, unit_n, group_k, group_v, group_n, outlier_k, outlier_v, outlier_n;
+    int32_t mean, mean_scale, signs, spread, spread_scale, quad_v, quad_v_scale, units;
     int32_t summary_bytes;
     int32_t k, k_scale, k_zero, v, v_scale;
     int32_t payload_bytes;
@@ -64,8 +64,8 @@ typedef struct segment_pool {
 
 typedef struct attention_policy { /* tiers.py says what they mean */
     int32_t sparse, window_tokens, topk_units, min_units, max_units;
-    int32_t dense_layers, dense_tokens, dense_layer_tokens, two_level_tokens;
-    float top_p, summary_weight, group_share;
+    int32_t dense_layers, dense_tokens, dense_layer_tokens;
+    float top_p, summary_weight;
 } attention_policy;
 
 enum { STAT_EXACT, STAT_SELECTED, STAT_SUMMARY, STAT_BORDER, STAT_ENTROPY, STAT_TOKENS, STATS };
@@ -240,7 +240,7 @@ int window_is_kept(const batch *rows, int window); /* no block that a row's wind
 int decode_batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions); /* and one row a sequence */
 
 /* tier_decode.c: the same for batches with closed segments. Memory of tier_bytes is laid out once a step. */
-enum { TIER_EXACT, TIER_UNITS, TIER_FAR, TIER_PHASES };
+enum { TIER_EXACT, TIER_FAR, TIER_PHASES };
 
 int64_t tier_bytes(const batch *rows, const heads *shape, int threads);
 void tier_open(const batch *rows, const heads *shape, int threads, uint8_t *memory);

@@ -24,6 +24,12 @@ static inline float exp2_fast(float x) {
     return p * power.f;
 }
 
+/* 2^x for whole x and the chord between, at most 6 % above; x within -126 and 127. */
+static inline float exp2_chord(float x) {
+    union { int32_t i; float f; } bits = {(int32_t)(x * 8388608.0f + 1065353216.0f)}; /* 2^23, 127 * 2^23 */
+    return bits.f;
+}
+
 static inline float add_lanes(const float lanes[LANES]) {
     float pairs[LANES / 2];
     for (int i = 0; i < 8; i++) pairs[i] = lanes[i] + lanes[i + 8];

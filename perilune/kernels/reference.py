@@ -311,16 +311,17 @@ def _tiers(
     heads = segments.pool.layout.num_kv_heads
     slots = segments.tables[sequence, :count].tolist()
     records = [tier_reference.read_records(segments.pool, slot, layer * heads, heads) for slot in slots]
-    far = tier_attention.far_of([(part, (index + 1) * SEGMENT_TOKENS) for index, part in enumerate(records)])
+    far = tier_attention.far_of(
+        [(part, (index + 1) * SEGMENT_TOKENS) for index, part in enumerate(records)], rounded=True
+    )
     table, closed = batch.block_tables[sequence], count * SEGMENT_TOKENS
     length = int(batch.kv_lengths[sequence])
     sink_k, sink_v = gather_kv(pool, layer, table, SINK_TOKENS)
     tail_k, tail_v = gather_kv(pool, layer, table[closed // BLOCK_TOKENS :], length - closed)
-    outliers = sum(part.outlier_k.shape[1] for part in records)
     near = tier_attention.Near(
-        k=torch.cat([sink_k, tail_k, *(part.outlier_k.float() for part in records)], 1),
-        v=torch.cat([sink_v, tail_v, *(part.outlier_v.float() for part in records)], 1),
-        positions=torch.cat([torch.arange(SINK_TOKENS), torch.arange(closed, length), torch.full((outliers,), -1)]),
+        k=torch.cat([sink_k, tail_k], 1),
+        v=torch.cat([sink_v, tail_v], 1),
+        positions=torch.cat([torch.arange(SINK_TOKENS), torch.arange(closed, length)]),
     )
     return near, far
 

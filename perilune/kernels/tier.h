@@ -10,15 +10,21 @@
 
 #define TIER_ROWS 4     /* query rows that share registers */
 #define GROUP_UNITS 16
+#define QUAD_UNITS 4
+#define HALF_QUADS (SEGMENT_QUADS / 2)
+#define HALF_UNITS (SEGMENT_UNITS / 2)
+#define MAX_SKETCH 100.0f /* exponent of a key's share of its unit: nothing overflows */
 #define SUM_LANES 16
 
 /* The query rows of one KV head and their sums so far. `padded` is head_dim rounded up to 64. */
 typedef struct tier_rows {
     int32_t rows, dim, padded;
     float *q;           /* [rows][dim] */
-    int8_t *high, *low; /* [rows][padded]: q = step * (256 high + low) */
+    int8_t *fixed;      /* [rows][padded], for the index's means: rotated q = step * fixed */
     float *step;        /* [rows] */
-    int32_t *total;     /* [rows], sum of 256 high + low */
+    int32_t *total;     /* [rows], sum of `fixed` */
+    uint8_t *signed_sums; /* [rows][dim / 4][16], for its signs: the sum of +-q of four channels by their four bits, */
+    float *sum_step, *sum_zero; /* [rows]; all words' together are sum_step * (sum of signed_sums) - sum_zero */
     float *acc;         /* [rows][padded], weighted values */
     float *sum;         /* [rows][16], weights; lanes are added up at the end */
     float *moment;      /* [rows][16], weight * (score - max): what entropy needs */
@@ -33,20 +39,11 @@ typedef struct unit_ref { /* 16 tokens of a record's payload */
 struct tier_ops {
     /* Fold units into the running softmax; the two units of a 32-token block are quicker side by side. */
     void (*attend_units)(tier_rows *rows, const record_layout *at, const unit_ref *units, int count);
-    /* The same for `count` of a record's outliers; `ahead` (NULL: nothing) is the record fetched meanwhile. */
-    void (*attend_outliers)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int count,
-                            const uint8_t *ahead);
-    /* z[row * stride + u] = q . mean key + log2(tokens) of the 16 units of a group; MASKED where there is no unit. */
+    /* z[row * stride + u] = log2 of the sum of 2^(q . sketched key) of the 16 units of a group; MASKED where there is none. */
     void (*score_units)(const tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride);
-    /* The same for a record's 8 groups. */
-    void (*score_groups)(const tier_rows *rows, const record_layout *at, const uint8_t *summary, float *z,
-                         int64_t stride);
-    /* acc += weights[row * stride + u] * mean value, over the 16 units of a group. */
-    void (*add_units)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, const float *weights,
-                      int64_t stride);
-    /* The same for one group's mean; weights[row * stride]. */
-    void (*add_group)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, const float *weights,
+    /* acc += the weights w[row * stride + u] of half a record's units, times their quads' mean values. */
+    void (*add_quads)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int half, const float *w,
                       int64_t stride);
     /* z = 2^(z - max), 0 where that is below 2^-126; adds the weights to 16 lanes. n is a multiple of 8. */
     void (*exponents)(float *z, int n, float max, float *lanes);

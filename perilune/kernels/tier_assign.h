@@ -61,7 +61,6 @@ static void assign(work *w) {
         for (int r = 0; r < TILE_RUNS; r++) {
             int at = t + r * LANES;
             _mm512_storeu_si512(w->best + at, index[r]);
-            _mm512_storeu_si512(w->score + at, _mm512_sub_epi32(top[r], _mm512_loadu_si512(w->bias + at)));
         }
     }
 }
@@ -109,7 +108,6 @@ static void assign(work *w) {
 #pragma GCC unroll 4
         for (int r = 0; r < 4; r++) {
             vst1q_s32(w->best + t + 4 * r, vreinterpretq_s32_u32(index[r]));
-            vst1q_s32(w->score + t + 4 * r, top[r]);
         }
     }
 }
@@ -183,9 +181,7 @@ static void assign(work *w) {
         }
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) {
-            vi score = __builtin_convertvector(top[j], vi);
             memcpy(w->best + t + WIDTH * j, &index[j], sizeof index[j]);
-            memcpy(w->score + t + WIDTH * j, &score, sizeof score);
         }
     }
 }

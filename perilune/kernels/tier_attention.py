@@ -15,15 +15,14 @@ import torch
 
 from perilune.kernels.interface import HeadShape
 from perilune.kernels.tier_reference import Records, rotate
-from perilune.kernels.tiers import GROUP_UNITS, UNIT_TOKENS, AttentionPolicy
+from perilune.kernels.tiers import UNIT_TOKENS, AttentionPolicy
 
 _HIDDEN = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """What every row reads exactly: sinks, bf16 blocks, outliers. k, v fp32 [Hkv, E, D]; positions int64 [E] (an
-    outlier, visible to every row, stands at -1)."""
+    """What every row reads exactly: sinks and bf16 blocks. k, v fp32 [Hkv, E, D]; positions int64 [E]."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -32,23 +31,22 @@ class Near:
 
 @dataclass(frozen=True, slots=True)
 class Far:
-    """The units of a sequence's closed segments, dequantised. Values are rotated.
+    """The units of a sequence's closed segments, dequantised. Values and the index's keys are rotated.
 
-    k, v [Hkv, U, 16, D]; unit_k, unit_v [Hkv, U, D]; group_k, group_v [Hkv, A, D], all fp32; unit_n [U] and
-    group_n [A] fp32; group_of int64 [U]; unit_end and group_end int64: the position after the unit's segment.
+    k, v, rest_k [Hkv, U, 16, D], the last what the index knows beside mean_k [Hkv, U, D]; unit_v [Hkv, U, D]: mean
+    values; all fp32. unit_end int64 [U]: the position after the unit's segment. sign_codes int64 [Hkv, U, 16, D/4]
+    and spread fp32 [Hkv, U, 16], rest_k's parts, are there where queries are rounded as `tiers` says; None: an
+    evaluation does without, which is quicker and differs by a few hundredths of a score.
     """
 
     k: torch.Tensor
     v: torch.Tensor
-    unit_k: torch.Tensor
+    mean_k: torch.Tensor
+    rest_k: torch.Tensor
     unit_v: torch.Tensor
-    unit_n: torch.Tensor
     unit_end: torch.Tensor
-    group_k: torch.Tensor
-    group_v: torch.Tensor
-    group_n: torch.Tensor
-    group_of: torch.Tensor
-    group_end: torch.Tensor
+    sign_codes: torch.Tensor | None = None
+    spread: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,8 @@ class Scores:
 
     queries [Hkv, G, T, D], scaled.
     near [Hkv, G, T, E] and tokens [Hkv, G, T, U, 16]: scaled scores, -inf where a row does not see the token.
-    units [Hkv, G, T, U]: q . mean key + log n, -inf where a unit may not be chosen (forced, or in a group not
-    opened). groups [Hkv, G, T, A]: the same of groups not opened. exact [Hkv, G, T]: log-sum-exp of the exact zone.
+    units [Hkv, G, T, U]: log of the index's estimate of the sum of exp(scores), -inf where a unit is forced.
+    exact [Hkv, G, T]: log-sum-exp of the exact zone.
     contexts int64 [T]: tokens up to and including the row.
     """
 
@@ -66,7 +64,6 @@ class Scores:
     near: torch.Tensor
     tokens: torch.Tensor
     units: torch.Tensor
-    groups: torch.Tensor
     exact: torch.Tensor
     contexts: torch.Tensor
 
@@ -75,15 +72,12 @@ Chooser = Callable[[Scores], torch.Tensor]
 """Scores -> bool [Hkv, T, U]: units to read exactly. May name units that are masked; they stay as they are."""
 
 
-def far_of(segments: Sequence[tuple[Records, int]]) -> Far:
-    """Closed segments (one layer's records, and the position after each) as one. At least one."""
-    ends = torch.tensor([end for _, end in segments])
-    unit_counts = torch.tensor([records.k.shape[1] for records, _ in segments])
-    group_counts = -(-unit_counts // GROUP_UNITS)
-    bases = group_counts.cumsum(0) - group_counts
-    group_of = torch.cat(
-        [base + torch.arange(count) // GROUP_UNITS for base, count in zip(bases, unit_counts, strict=True)]
-    )
+def far_of(segments: Sequence[tuple[Records, int]], *, rounded: bool = False) -> Far:
+    """Closed segments (one layer's records, and the position after each) as one. At least one.
+
+    `rounded`: the index's queries are rounded, as the native code does.
+    """
+    counts = torch.tensor([records.k.shape[1] for records, _ in segments])
 
     def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
         return torch.cat(arrays, 1).float()
@@ -92,23 +86,19 @@ def far_of(segments: Sequence[tuple[Records, int]]) -> Far:
     return Far(
         k=joined([part.keys() for part in parts]),
         v=joined([part.rotated_values() for part in parts]),
-        unit_k=joined([part.unit_keys() for part in parts]),
+        mean_k=joined([part.mean_keys() for part in parts]),
+        rest_k=joined([part.sketched_rests() for part in parts]),
         unit_v=joined([part.unit_values() for part in parts]),
-        unit_n=joined([part.unit_n for part in parts])[0],
-        unit_end=ends.repeat_interleave(unit_counts),
-        group_k=joined([part.group_k for part in parts]),
-        group_v=joined([part.group_v for part in parts]),
-        group_n=joined([part.group_n for part in parts])[0],
-        group_of=group_of,
-        group_end=ends.repeat_interleave(group_counts),
+        unit_end=torch.tensor([end for _, end in segments]).repeat_interleave(counts),
+        sign_codes=joined([part.sign_codes() for part in parts]).long() if rounded else None,
+        spread=joined([part.spreads() for part in parts]) if rounded else None,
     )
 
 
 def no_far(kv_heads: int, head_dim: int) -> Far:
     """No closed segment at all."""
     none, tokens = torch.empty(kv_heads, 0, head_dim), torch.empty(kv_heads, 0, UNIT_TOKENS, head_dim)
-    counts, indices = torch.empty(0), torch.empty(0, dtype=torch.int64)
-    return Far(tokens, tokens, none, none, counts, indices, none, none, counts, indices, indices)
+    return Far(tokens, tokens, none, tokens, none, torch.empty(0, dtype=torch.int64))
 
 
 def dense(q: torch.Tensor, positions: torch.Tensor, near: Near, far: Far, heads: HeadShape) -> torch.Tensor:
@@ -144,17 +134,17 @@ def hybrid(
     contexts = positions + 1
     everything = _dense_rows(contexts, policy, layer)
     forced = everything[:, None] | (far.unit_end > contexts[:, None] - policy.window_tokens)  # [T, U]
-    scores = _scores(folded, positions, near, far, policy, forced)
+    scores = _scores(folded, positions, near, far, forced)
     chosen = (choose or by_mass(policy, layer))(scores) & (scores.units > _HIDDEN).all(1)
     exact_units = chosen | forced
     tokens = scores.tokens.masked_fill(~exact_units[:, None, :, :, None], _HIDDEN)
-    summaries = torch.cat([scores.units.masked_fill(chosen[:, None], _HIDDEN), scores.groups], -1)
+    summaries = scores.units.masked_fill(chosen[:, None], _HIDDEN)
     weighted = summaries + (math.log(policy.summary_weight) if policy.summary_weight > 0 else _HIDDEN)
     sizes = [scores.near.shape[-1], tokens[0, 0, 0].numel(), summaries.shape[-1]]
     weights = torch.cat([scores.near, tokens.flatten(-2), weighted], -1).softmax(-1)
     near_weights, token_weights, summary_weights = torch.split(weights, sizes, -1)
     rotated = token_weights @ far.v.flatten(1, 2)[:, None]
-    rotated = rotated + summary_weights @ torch.cat([far.unit_v, far.group_v], 1)[:, None]
+    rotated = rotated + summary_weights @ far.unit_v[:, None]
     out = _unfold(near_weights @ near.v[:, None] + rotate(rotated))
     if only_count:
         counts = _exact_tokens(near, positions, exact_units)
@@ -168,20 +158,18 @@ def by_mass(policy: AttentionPolicy, layer: int) -> Chooser:
 
     def choose(scores: Scores) -> torch.Tensor:
         mass = estimated_mass(scores)
-        units = mass[..., : scores.units.shape[-1]]
         if policy.top_p >= 1:
-            return largest(units, torch.tensor(policy.topk_units * times))
-        counts = share_count(units, policy.top_p * mass.sum(-1))
-        return largest(units, counts.clamp(policy.min_units * times, policy.max_units * times))
+            return largest(mass, torch.tensor(policy.topk_units * times))
+        counts = share_count(mass, policy.top_p * mass.sum(-1))
+        return largest(mass, counts.clamp(policy.min_units * times, policy.max_units * times))
 
     return choose
 
 
 def estimated_mass(scores: Scores) -> torch.Tensor:
-    """[Hkv, T, U + A]: softmax mass of each unit and of each group not opened, summed over the group's queries."""
-    candidates = torch.cat([scores.units, scores.groups], -1)
-    total = torch.logaddexp(scores.exact, candidates.logsumexp(-1))
-    return (candidates - total[..., None]).exp().sum(1)
+    """[Hkv, T, U]: softmax mass of each unit, summed over the group's queries."""
+    total = torch.logaddexp(scores.exact, scores.units.logsumexp(-1))
+    return (scores.units - total[..., None]).exp().sum(1)
 
 
 def share_count(mass: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -219,42 +207,63 @@ def _near_scores(folded: torch.Tensor, near: Near, positions: torch.Tensor) -> t
     return scores.masked_fill(near.positions > positions[:, None], _HIDDEN)
 
 
-def _scores(
-    folded: torch.Tensor,
-    positions: torch.Tensor,
-    near: Near,
-    far: Far,
-    policy: AttentionPolicy,
-    forced: torch.Tensor,
-) -> Scores:
-    """All scores of the rows, with the groups that a two-level row opens chosen."""
+def _scores(folded: torch.Tensor, positions: torch.Tensor, near: Near, far: Far, forced: torch.Tensor) -> Scores:
+    """All scores of the rows."""
     near_scores = _near_scores(folded, near, positions)
-    flat = folded @ far.k.flatten(1, 2).transpose(1, 2)[:, None]
-    tokens = flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
-    units = folded @ far.unit_k.transpose(1, 2)[:, None] + far.unit_n.log()
-    groups = folded @ far.group_k.transpose(1, 2)[:, None] + far.group_n.log()
+    tokens = _token_scores(folded, far.k)
     exact = near_scores.logsumexp(-1)
     if forced.any():
         inside = tokens.masked_fill(~forced[:, :, None], _HIDDEN).flatten(-2).logsumexp(-1)
         exact = torch.logaddexp(exact, inside)
-    free_groups = torch.zeros(len(positions), far.group_n.numel(), dtype=torch.bool)
-    free_groups[:, far.group_of] = ~forced  # a group lies within one segment, so all its units agree
-    groups = groups.masked_fill(~free_groups, _HIDDEN)
-    total = torch.logaddexp(exact, groups.logsumexp(-1))
-    mass = (groups - total[..., None]).exp().sum(1)
-    one_level = positions + 1 < policy.two_level_tokens
-    counts = share_count(mass, policy.group_share * mass.sum(-1))
-    opened = largest(mass, counts) | one_level[:, None]  # [Hkv, T, A]
-    shut = ~opened[:, None]
+    estimated = _estimate(rotate(folded), far)
     return Scores(
         queries=folded,
         near=near_scores,
         tokens=tokens,
-        units=units.masked_fill(shut[..., far.group_of] | forced, _HIDDEN),
-        groups=groups.masked_fill(opened[:, None], _HIDDEN),
+        units=estimated.masked_fill(forced, _HIDDEN),
         exact=exact,
         contexts=positions + 1,
     )
+
+
+def _token_scores(folded: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Queries [Hkv, G, T, D] and keys [Hkv, U, 16, D] -> [Hkv, G, T, U, 16]."""
+    flat = folded @ k.flatten(1, 2).transpose(1, 2)[:, None]
+    return flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
+
+
+def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
+    """Log of each unit's sum of exp(scores) by the index: rotated queries [Hkv, G, T, D] -> [Hkv, G, T, U]."""
+    if far.sign_codes is None or far.spread is None:
+        rest, of_mean = _token_scores(rotated, far.rest_k), rotated
+    else:
+        rest, of_mean = _rounded_rest(rotated, far.sign_codes, far.spread), _rounded(rotated)
+    powers = rest * math.log2(math.e)
+    whole = powers.floor()
+    chords = torch.ldexp(1 + powers - whole, whole.int()).sum(-1)
+    return of_mean @ far.mean_k.transpose(1, 2)[:, None] + chords.log()
+
+
+def _rounded(q: torch.Tensor) -> torch.Tensor:
+    """Each query in whole steps of a 127th of its largest value."""
+    peak = q.abs().amax(-1, keepdim=True)
+    return (q * torch.where(peak > 0, 127 / peak, torch.zeros_like(peak))).round() * (peak / 127)
+
+
+def _rounded_rest(q: torch.Tensor, codes: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """q [Hkv, G, T, D] times spread and signs, by tables of rounded sums of four channels -> [Hkv, G, T, U, 16]."""
+    words = q.unflatten(-1, (-1, 4))
+    sizes = words.abs().sum(-1)
+    widest = sizes.amax(-1, keepdim=True)
+    inverse = torch.where(widest > 0, 7.5 / widest, torch.zeros_like(widest))
+    signs = 2.0 * (torch.arange(16) >> torch.arange(4)[:, None] & 1) - 1  # [4, 16]
+    tables = ((sizes[..., None] + words @ signs) * inverse[..., None]).round()
+    total = torch.zeros(*q.shape[:3], codes.shape[1] * UNIT_TOKENS)
+    for word, table in enumerate(tables.unbind(-2)):
+        at = codes[..., word].flatten(1)[:, None, None].expand_as(total)
+        total += table.gather(-1, at)
+    products = total * (widest / 7.5) - sizes.sum(-1, keepdim=True)
+    return products.view(*q.shape[:3], -1, UNIT_TOKENS) * spread[:, None, None]
 
 
 def _stats(
@@ -277,9 +286,9 @@ def _stats(
     inside = (token_part * forced_tokens).sum(-1)
     starts = _exact_start(far, forced)
     contexts = positions + 1
-    border = torch.cat([far.unit_end, far.group_end]) > (contexts - 2 * (contexts - starts))[:, None]
-    # A summary of n tokens and mass m counts as n tokens of weight m / n.
-    tokens_of = torch.cat([torch.ones(sum(sizes[:2])), far.unit_n, far.group_n])
+    border = far.unit_end > (contexts - 2 * (contexts - starts))[:, None]
+    # A summary of 16 tokens and mass m counts as 16 tokens of weight m / 16.
+    tokens_of = torch.cat([torch.ones(sum(sizes[:2])), torch.full((sizes[2],), float(UNIT_TOKENS))])
     surprise = (tokens_of.log() - log_weights).masked_fill(weights == 0, 0)
     entropy = (weights * surprise).sum(-1) / contexts.clamp(min=2).log()
     columns = [

@@ -293,127 +293,139 @@ static void attend_units(tier_rows *state, const record_layout *at, const unit_r
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- outliers */
+/* --------------------------------------------------------------------------------------------------- the index */
 
-INLINE __m512 even_bf16(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
+typedef struct index_group { /* 16 units of a record, one a lane */
+    const uint8_t *mean, *spread, *signs;
+    __m512 mean_scale, spread_scale;
+    __mmask16 exist;
+} index_group;
 
-INLINE __m512 odd_bf16(__m512i words) {
-    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32((int)0xffff0000)));
+INLINE index_group open_group(const record_layout *at, const uint8_t *summary, int group, int dim) {
+    int present = *halves_at(summary, at->units) - group * GROUP_UNITS;
+    return (index_group){
+        .mean = summary + at->mean + group * GROUP_UNITS * dim / 2,
+        .spread = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2,
+        .signs = summary + at->signs + group * GROUP_UNITS * UNIT_TOKENS * dim / 8,
+        .mean_scale = halves_16(halves_at(summary, at->mean_scale) + group * GROUP_UNITS),
+        .spread_scale = halves_16(halves_at(summary, at->spread_scale) + group * GROUP_UNITS),
+        .exist = present >= GROUP_UNITS ? 0xffff : (__mmask16)((1u << (present > 0 ? present : 0)) - 1),
+    };
 }
 
-INLINE void outlier_rows(const int rows, tier_rows *state, int first, const uint16_t *k, const uint16_t *v, int count) {
-    __m512 s[TIER_ROWS];
-    float shrink[TIER_ROWS], p[TIER_ROWS][UNIT_TOKENS];
-    int dim = state->dim;
-    const float *q = state->q + first * dim;
+/* q . mean key of each unit */
+INLINE void mean_scores(const int rows, const tier_rows *state, int first, const index_group *at, __m512 *out) {
+    __m512i sum[TIER_ROWS], low_half = _mm512_set1_epi8(15);
+    const int8_t *q = state->fixed + first * state->padded;
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) s[r] = _mm512_setzero_ps();
-    for (int pair = 0; pair < dim / 2; pair++) {
-        __m512i words = _mm512_loadu_si512(k + 32 * pair);
-        __m512 even = even_bf16(words), odd = odd_bf16(words);
+    for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
+    for (int w = 0; w < state->dim / 8; w++) {
+        __m512i codes = _mm512_loadu_si512(at->mean + 64 * w), low = _mm512_and_si512(codes, low_half);
+        __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            s[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(q[r * dim + 2 * pair]), s[r]);
-            s[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(q[r * dim + 2 * pair + 1]), s[r]);
+            dot(&sum[r], low, broadcast4(q + r * state->padded + 4 * w));
+            dot(&sum[r], high, broadcast4(q + r * state->padded + 4 * w + state->dim / 2));
         }
     }
-    __mmask16 exist = (__mmask16)((1u << count) - 1);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        s[r] = _mm512_mask_blend_ps(exist, _mm512_set1_ps(MASKED), s[r]);
-        shrink[r] = softmax_row(state, first + r, 1, &s[r]);
-        _mm512_storeu_ps(p[r], s[r]);
+        __m512 centred = _mm512_sub_ps(_mm512_cvtepi32_ps(sum[r]), _mm512_set1_ps(7.5f * (float)state->total[first + r]));
+        out[r] = _mm512_mul_ps(centred, _mm512_mul_ps(at->mean_scale, _mm512_set1_ps(state->step[first + r])));
     }
-    for (int d = 0; d < dim; d += 16) {
-        __m512 acc[TIER_ROWS];
-        float *at = state->acc + first * state->padded + d;
+}
+
+#define SKETCH_TOKENS 4 /* of each of the 16 units: the 64 bytes of a vector */
+
+/* Of four tokens of each unit: the looked up sums of four signed channels, over all channels, in 32 bits. */
+INLINE void sign_sums(const int rows, const tier_rows *state, int first, const uint8_t *signs, __m512i out[][SKETCH_TOKENS]) {
+    __m512i low_half = _mm512_set1_epi8(15);
+    int words = state->dim / 8;
+    const uint8_t *table = state->signed_sums + first * state->dim * 4;
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
-            acc[r] = _mm512_mul_ps(_mm512_loadu_ps(at + r * state->padded), _mm512_set1_ps(shrink[r]));
-        for (int pair = 0; pair < (count + 1) / 2; pair++) {
-            __m512i words = _mm512_loadu_si512(v + 2 * (pair * dim + d));
-            __m512 even = even_bf16(words), odd = odd_bf16(words);
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+        for (int i = 0; i < SKETCH_TOKENS; i++) out[r][i] = _mm512_setzero_si512();
+    for (int start = 0; start < words; start += 8) { /* 16 sums of at most 15 stay within a byte */
+        __m512i sum[TIER_ROWS];
+        int end = start + 8 < words ? start + 8 : words;
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
+        for (int w = start; w < end; w++) {
+            __m512i codes = _mm512_loadu_si512(signs + 64 * w), low = _mm512_and_si512(codes, low_half);
+            __m512i high = _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
-                acc[r] = _mm512_fmadd_ps(even, _mm512_set1_ps(p[r][2 * pair]), acc[r]);
-                acc[r] = _mm512_fmadd_ps(odd, _mm512_set1_ps(p[r][2 * pair + 1]), acc[r]);
+                const __m128i *of = (const __m128i *)(table + r * state->dim * 4);
+                sum[r] = _mm512_add_epi8(sum[r], _mm512_shuffle_epi8(_mm512_broadcast_i32x4(of[w]), low));
+                sum[r] = _mm512_add_epi8(sum[r], _mm512_shuffle_epi8(_mm512_broadcast_i32x4(of[w + words]), high));
             }
         }
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) _mm512_storeu_ps(at + r * state->padded, acc[r]);
+        for (int r = 0; r < rows; r++) {
+            out[r][0] = _mm512_add_epi32(out[r][0], _mm512_cvtepu8_epi32(_mm512_castsi512_si128(sum[r])));
+            out[r][1] = _mm512_add_epi32(out[r][1], _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(sum[r], 1)));
+            out[r][2] = _mm512_add_epi32(out[r][2], _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(sum[r], 2)));
+            out[r][3] = _mm512_add_epi32(out[r][3], _mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(sum[r], 3)));
+        }
     }
 }
 
-static void attend_outliers(tier_rows *state, const record_layout *at, const uint8_t *summary, int count,
-                            const uint8_t *ahead) {
-    const uint16_t *k = halves_at(summary, at->outlier_k), *v = halves_at(summary, at->outlier_v);
-    for (int i = at->outlier_k; ahead && i < at->summary_bytes; i += 64)
-        _mm_prefetch((const char *)ahead + i, _MM_HINT_T1);
-    for (int first = 0; count > 0 && first < state->rows; first += TIER_ROWS)
-        switch (state->rows - first) {
-        case 1: outlier_rows(1, state, first, k, v, count); break;
-        case 2: outlier_rows(2, state, first, k, v, count); break;
-        case 3: outlier_rows(3, state, first, k, v, count); break;
-        default: outlier_rows(4, state, first, k, v, count); break;
-        }
+INLINE void spread_of(const index_group *at, int quad, __m512 out[SKETCH_TOKENS]) {
+    const __m128i *codes = (const __m128i *)(at->spread + quad * 2 * GROUP_UNITS);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128(codes + i));
+        __m512 low = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
+        __m512 high = _mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4));
+        out[i] = _mm512_fmadd_ps(low, at->spread_scale, at->spread_scale);
+        out[i + 2] = _mm512_fmadd_ps(high, at->spread_scale, at->spread_scale);
+    }
 }
 
-/* --------------------------------------------------------------------------------------------------- the index */
+INLINE __m512 exp2_chord_16(__m512 x) { /* of lanes.h, within MAX_SKETCH */
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-MAX_SKETCH)), _mm512_set1_ps(MAX_SKETCH));
+    __m512 bits = _mm512_fmadd_ps(x, _mm512_set1_ps(8388608.0f), _mm512_set1_ps(1065353216.0f));
+    return _mm512_castsi512_ps(_mm512_cvttps_epi32(bits));
+}
 
-/* Mean keys are signed; with 128 added they are the unsigned side, and 128 times the query's sum comes off again. */
-INLINE void score_rows(const int rows, const tier_rows *state, int first, const uint8_t *k, __m512 scale, __m512 bias,
-                       __mmask16 exist, float *z, int64_t stride) {
-    __m512i high[TIER_ROWS], low[TIER_ROWS];
+INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const index_group *at, float *z, int64_t stride) {
+    __m512 base[TIER_ROWS], total[TIER_ROWS];
+    mean_scores(rows, state, first, at, base);
 #pragma GCC unroll 4
-    for (int r = 0; r < rows; r++) high[r] = low[r] = _mm512_setzero_si512();
-    for (int c = 0; c < state->dim / 4; c++) {
-        __m512i key = _mm512_xor_si512(_mm512_loadu_si512(k + 64 * c), _mm512_set1_epi8((char)0x80));
+    for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
+    for (int quad = 0; quad < UNIT_TOKENS / SKETCH_TOKENS; quad++) {
+        __m512i sums[TIER_ROWS][SKETCH_TOKENS];
+        __m512 spread[SKETCH_TOKENS];
+        sign_sums(rows, state, first, at->signs + quad * 8 * state->dim, sums);
+        spread_of(at, quad, spread);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
-            int at = (first + r) * state->padded + 4 * c;
-            dot(&high[r], key, broadcast4(state->high + at));
-            dot(&low[r], key, broadcast4(state->low + at));
+            __m512 step = _mm512_set1_ps(state->sum_step[first + r]), zero = _mm512_set1_ps(state->sum_zero[first + r]);
+#pragma GCC unroll 4
+            for (int i = 0; i < SKETCH_TOKENS; i++) {
+                __m512 dot_product = _mm512_fmsub_ps(_mm512_cvtepi32_ps(sums[r][i]), step, zero);
+                total[r] = _mm512_add_ps(total[r], exp2_chord_16(_mm512_mul_ps(spread[i], dot_product)));
+            }
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high[r], 8), low[r]);
-        sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(128 * state->total[first + r]));
-        __m512 step = _mm512_mul_ps(scale, _mm512_set1_ps(state->step[first + r]));
-        __m512 score = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), step, bias);
-        _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(exist, _mm512_set1_ps(MASKED), score));
+        __m512 score = _mm512_add_ps(base[r], log2_16(total[r]));
+        _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(at->exist, _mm512_set1_ps(MASKED), score));
     }
 }
 
 static void score_units(const tier_rows *state, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride) {
-    const uint8_t *k = summary + at->unit_k + (int64_t)group * GROUP_UNITS * state->dim;
-    __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(summary + at->unit_n + group * GROUP_UNITS)));
-    __mmask16 exist = _mm512_cmpgt_epi32_mask(n, _mm512_setzero_si512());
-    __m512 scale = halves_16(halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS);
-    __m512 log_n = log2_16(_mm512_cvtepi32_ps(n));
+    index_group units = open_group(at, summary, group, state->dim);
     for (int first = 0; first < state->rows; first += TIER_ROWS)
         switch (state->rows - first) {
-        case 1: score_rows(1, state, first, k, scale, log_n, exist, z, stride); break;
-        case 2: score_rows(2, state, first, k, scale, log_n, exist, z, stride); break;
-        case 3: score_rows(3, state, first, k, scale, log_n, exist, z, stride); break;
-        default: score_rows(4, state, first, k, scale, log_n, exist, z, stride); break;
+        case 1: sketch_rows(1, state, first, &units, z, stride); break;
+        case 2: sketch_rows(2, state, first, &units, z, stride); break;
+        case 3: sketch_rows(3, state, first, &units, z, stride); break;
+        default: sketch_rows(4, state, first, &units, z, stride); break;
         }
-}
-
-static void score_groups(const tier_rows *state, const record_layout *at, const uint8_t *summary, float *z,
-                         int64_t stride) {
-    const uint16_t *keys = halves_at(summary, at->group_k), *n = halves_at(summary, at->group_n);
-    int dim = state->dim;
-    for (int g = 0; g < SEGMENT_GROUPS; g++, keys += dim) {
-        float bias = n[g] == GROUP_UNITS * UNIT_TOKENS ? 8.0f : (n[g] ? log2f((float)n[g]) : 0.0f);
-        for (int r = 0; r < state->rows; r++) {
-            __m512 sum = _mm512_setzero_ps();
-            for (int d = 0; d < dim; d += 16)
-                sum = _mm512_fmadd_ps(halves_16(keys + d), _mm512_loadu_ps(state->q + r * dim + d), sum);
-            z[r * stride + g] = n[g] ? _mm512_reduce_add_ps(sum) + bias : MASKED;
-        }
-    }
 }
 
 /* ---------------------------------------------------------------------------------------------------- means */
@@ -476,15 +488,18 @@ INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t 
     }
 }
 
-static void add_units(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *w,
+static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, int half, const float *w,
                       int64_t stride) {
-    const int8_t *v = (const int8_t *)(summary + at->unit_v) + (int64_t)group * GROUP_UNITS * state->dim;
-    __m512 scale = halves_16(halves_at(summary, at->unit_v_scale) + group * GROUP_UNITS);
+    const int8_t *v = (const int8_t *)(summary + at->quad_v) + (int64_t)half * HALF_QUADS * state->dim;
+    __m512 scale = halves_16(halves_at(summary, at->quad_v_scale) + half * HALF_QUADS);
     for (int first = 0; first < state->rows; first += TIER_ROWS) {
         int rows = state->rows - first < TIER_ROWS ? state->rows - first : TIER_ROWS;
         weights p[TIER_ROWS];
         for (int r = 0; r < rows; r++) {
-            __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(w + (first + r) * stride), scale);
+            const float *of = w + (first + r) * stride;
+            _Alignas(64) float sums[HALF_QUADS];
+            for (int i = 0; i < HALF_QUADS; i++) sums[i] = (of[4 * i] + of[4 * i + 1]) + (of[4 * i + 2] + of[4 * i + 3]);
+            __m512 scaled = _mm512_mul_ps(_mm512_load_ps(sums), scale);
             fix_weights(1, &scaled, &p[r]);
         }
         switch (rows) {
@@ -493,17 +508,6 @@ static void add_units(tier_rows *state, const record_layout *at, const uint8_t *
         case 3: mean_rows(3, state, first, v, p); break;
         default: mean_rows(4, state, first, v, p); break;
         }
-    }
-}
-
-static void add_group(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *w,
-                      int64_t stride) {
-    const uint16_t *v = halves_at(summary, at->group_v) + (int64_t)group * state->dim;
-    for (int r = 0; r < state->rows; r++) {
-        float *acc = state->acc + r * state->padded;
-        __m512 weight = _mm512_set1_ps(w[r * stride]);
-        for (int d = 0; d < state->dim; d += 16)
-            _mm512_storeu_ps(acc + d, _mm512_fmadd_ps(halves_16(v + d), weight, _mm512_loadu_ps(acc + d)));
     }
 }
 
@@ -521,6 +525,5 @@ static void exponents(float *z, int n, float max, float *lanes) {
 }
 
 const tier_ops tier_ops_avx512 = {
-    .attend_units = attend_units, .attend_outliers = attend_outliers, .score_units = score_units,
-    .score_groups = score_groups, .add_units = add_units, .add_group = add_group, .exponents = exponents,
+    .attend_units = attend_units, .score_units = score_units, .add_quads = add_quads, .exponents = exponents,
     TIER_ROWWISE_OPS};

@@ -1,4 +1,5 @@
-/* The largest entries of a row of masses, without sorting it: a histogram finds the border, only the border is sorted. */
+/* The largest entries of a row of masses, without sorting it: the maxima of blocks rule most of them out, a histogram
+ * finds the border, only the border is sorted. */
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 
 #define BUCKETS 1024 /* 32 for a factor of two; the last holds everything below 2^-32 of the largest, by index */
 #define SHIFT 18
+#define BLOCK 16 /* entries that are looked at together; a record has 128 */
 
 static int32_t float_bits(float x) {
     int32_t bits;
@@ -58,21 +60,51 @@ static border find_border(const ranked *from, int n, const choice *want, int32_t
     return out;
 }
 
+static void block_maxima(const float *mass, int n, float *out) {
+    for (int b = 0; b < n / BLOCK; b++) {
+        float lanes[4];
+        memcpy(lanes, mass + b * BLOCK, sizeof lanes);
+        for (int i = 4; i < BLOCK; i += 4)
+            for (int j = 0; j < 4; j++) lanes[j] = mass[b * BLOCK + i + j] > lanes[j] ? mass[b * BLOCK + i + j] : lanes[j];
+        float low = lanes[0] > lanes[1] ? lanes[0] : lanes[1], high = lanes[2] > lanes[3] ? lanes[2] : lanes[3];
+        out[b] = low > high ? low : high;
+    }
+}
+
+/* A number that at least `count` of the blocks' maxima reach, so that the `count` largest entries do. */
+static float reached_by(const float *maxima, int blocks, int count) {
+    int counts[BUCKETS] = {0}, taken = 0, b = 0;
+    float largest = 0.0f, limit;
+    for (int i = 0; i < blocks; i++) largest = maxima[i] > largest ? maxima[i] : largest;
+    int32_t top = float_bits(largest);
+    for (int i = 0; i < blocks; i++) counts[bucket_of(top, maxima[i])]++;
+    while (b < BUCKETS - 1 && (taken += counts[b]) < count) b++;
+    int32_t bits = top - ((b + 1) << SHIFT) + 1; /* the least of its bucket */
+    if (b == BUCKETS - 1 || bits <= 0) return 0.0f;
+    memcpy(&limit, &bits, 4);
+    return limit;
+}
+
 /* Entries of at least `limit`, in order; returns how many. */
-static int take_from(const float *mass, int n, float limit, ranked *out) {
+static int take_from(const float *mass, const float *maxima, int n, float limit, ranked *out) {
     int count = 0;
-    for (int i = 0; i < n; i++) {
-        out[count] = (ranked){mass[i], i};
-        count += mass[i] >= limit;
+    for (int b = 0; b < n / BLOCK; b++) {
+        if (maxima[b] < limit) continue;
+        for (int i = b * BLOCK; i < (b + 1) * BLOCK; i++) {
+            out[count] = (ranked){mass[i], i};
+            count += mass[i] >= limit;
+        }
     }
     return count;
 }
 
 int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out) {
     /* All entries below the first limit together hold less than what may be left out. */
-    float spare = want.sum > want.wanted ? want.sum - want.wanted : 0.0f;
-    int count = take_from(mass, n, spare / (float)n + FLT_MIN, space);
-    if (count < want.least) count = take_from(mass, n, FLT_MIN, space);
+    float spare = want.sum > want.wanted ? want.sum - want.wanted : 0.0f, maxima[n / BLOCK];
+    block_maxima(mass, n, maxima);
+    float limit = spare / (float)n + FLT_MIN, reached = want.most < n / BLOCK ? reached_by(maxima, n / BLOCK, want.most) : 0.0f;
+    int count = take_from(mass, maxima, n, limit > reached ? limit : reached, space);
+    if (count < want.least) count = take_from(mass, maxima, n, FLT_MIN, space);
     float largest = 0.0f;
     for (int i = 0; i < count; i++) largest = space[i].mass > largest ? space[i].mass : largest;
     want.most = want.most < count ? want.most : count;

@@ -5,7 +5,7 @@
 #include "tier.h"
 
 #define PART_TOKENS (PART_TILES * TILE_TOKENS) /* of bf16 blocks */
-#define PART_SEGMENTS 4                        /* whose outliers, index or means are one part */
+#define PART_SEGMENTS 4                        /* whose index or means are one part */
 #define PART_UNITS 16                          /* selected units of one part */
 #define WHOLE_UNITS 64                         /* units of one part where a segment is read whole */
 #define WHOLE_PARTS (SEGMENT_UNITS / WHOLE_UNITS)
@@ -16,10 +16,9 @@ typedef struct tier_plan {
     const attention_policy *policy;
     int32_t length, closed;  /* tokens; segments read as such */
     int32_t far;             /* segments read through the index, the first ones; the rest of `closed` is read whole */
-    int32_t two_level;
     int32_t least, most;     /* units selected */
     int32_t first_near;      /* number of the first bf16 part after the sinks */
-    int32_t near, outlier, whole, selected, mean; /* parts; the last three hold rotated values */
+    int32_t near, whole, selected, mean; /* parts; all but the first hold rotated values */
 } tier_plan;
 
 typedef struct ranked {
@@ -32,20 +31,16 @@ typedef struct choice {
     int32_t least, most;
 } choice;
 
-/* Scores and choice of one (sequence, KV head); rows are the head's queries. A group that is opened is one of 16 units
- * whose units are scored; with one level all are. Units are numbered 128 * segment + u, groups 8 * segment + g. */
+/* Scores and choice of one (sequence, KV head); rows are the head's queries. Units are numbered 128 * segment + u. */
 typedef struct head_state {
     float *units;    /* [rows][unit_stride]: scores, later weights 2^(score - top) of what isn't selected */
-    float *groups;   /* [rows][group_stride], the same of groups that aren't opened */
-    float *spare;    /* [rows][group_stride] */
-    float *mass;     /* of candidates */
+    float *mass;     /* of units */
     float *top;      /* [rows]: what weights refer to */
-    int32_t *open;   /* groups opened */
     int32_t *chosen; /* units read exactly */
     ranked *space;
-    int32_t num_open, num_chosen, unit_stride, group_stride;
-    atomic_int done[TIER_FAR];  /* parts of the layer's phases so far */
-    atomic_int ready[TIER_FAR]; /* 1 + the last layer whose phase's outcome is there: groups opened, units chosen */
+    int32_t num_chosen, unit_stride;
+    atomic_int done;  /* parts of the layer's first phase so far */
+    atomic_int ready; /* 1 + the last layer whose units are chosen */
 } head_state;
 
 enum { SUM_MAX, SUM_WEIGHT, SUM_MOMENT, SUM_BORDER, SUM_TOKENS, SUMS };
@@ -78,7 +73,6 @@ void tier_add_time(const decode_job *job, int part, int64_t since_ns);
 int choose_largest(const float *mass, int n, choice want, ranked *space, int32_t *out);
 
 /* tier_select.c: over the index alone, no payload */
-void tier_open_groups(const decode_job *job, const tier_plan *plan, int sequence, int head);
 void tier_choose_units(const decode_job *job, const tier_plan *plan, int sequence, int head);
 
 static inline tier_memory *tier_memory_of(const decode_job *job) { return (tier_memory *)job->tiers; }
@@ -95,18 +89,13 @@ static inline const uint8_t *payload_of(const decode_job *job, int sequence, int
     return record_payload(&closed->pool, slot, job->layer, head);
 }
 
-static inline int units_in(const decode_job *job, const uint8_t *summary, int group) { /* of a group: 16, or fewer at the end */
-    const uint8_t *n = summary + job->rows->closed->pool.at.unit_n + group * GROUP_UNITS;
-    int count = GROUP_UNITS;
-    while (count > 0 && n[count - 1] == 0) count--;
-    return count;
-}
+static inline int units_in(const record_layout *at, const uint8_t *summary) { return *halves_at(summary, at->units); }
 
 static inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 static inline int smaller(int a, int b) { return a < b ? a : b; }
 
-static inline int exact_parts(const tier_plan *plan) { return plan->near + plan->outlier + plan->whole; }
+static inline int exact_parts(const tier_plan *plan) { return plan->near + plan->whole; }
 
 static inline int parts_of(const tier_plan *plan) { return exact_parts(plan) + plan->selected + plan->mean; }
 

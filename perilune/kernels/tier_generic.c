@@ -126,84 +126,93 @@ static void attend_units(tier_rows *state, const record_layout *at, const unit_r
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ outliers */
+/* --------------------------------------------------------------------------------------------------- the index */
 
-static void attend_outliers(tier_rows *state, const record_layout *at, const uint8_t *summary, int count,
-                            const uint8_t *ahead) {
-    const uint16_t *k = halves_at(summary, at->outlier_k), *v = halves_at(summary, at->outlier_v);
-    int dim = state->dim;
-    (void)ahead;
-    for (int r = 0; count > 0 && r < state->rows; r++) {
-        float s[UNIT_TOKENS] = {0}, *acc = state->acc + r * state->padded;
-        const float *q = state->q + r * dim;
-        for (int d = 0; d < dim; d++)
-            for (int t = 0; t < UNIT_TOKENS; t++) s[t] += q[d] * bf16_to_float(k[(d / 2 * UNIT_TOKENS + t) * 2 + d % 2]);
-        for (int t = count; t < UNIT_TOKENS; t++) s[t] = MASKED;
-        float shrink = softmax_row(state, r, s);
-        for (int d = 0; d < dim; d++) acc[d] *= shrink;
-        for (int t = 0; t < count; t++)
-            for (int d = 0; d < dim; d++) acc[d] += s[t] * bf16_to_float(v[(t / 2 * dim + d) * 2 + t % 2]);
+typedef uint8_t vb __attribute__((vector_size(16)));
+
+INLINE vb load_bytes(const uint8_t *p) {
+    vb v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Of one token of each of 16 units: the looked up sums of four signed channels, over all channels. */
+static void sign_sums(const uint8_t *signs, const uint8_t *table, int dim, int32_t *sums) {
+    int words = dim / 8;
+    memset(sums, 0, sizeof(int32_t) * GROUP_UNITS);
+    for (int start = 0; start < words; start += 8) { /* 16 sums of at most 15 stay within a byte */
+        vb sum = {0};
+        for (int w = start; w < words && w < start + 8; w++) {
+            vb codes = load_bytes(signs + w * 4 * GROUP_UNITS);
+            sum += __builtin_shuffle(load_bytes(table + 16 * w), codes & 15);
+            sum += __builtin_shuffle(load_bytes(table + 16 * (w + words)), codes >> 4);
+        }
+        for (int u = 0; u < GROUP_UNITS; u++) sums[u] += sum[u];
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- the index */
+static void mean_sums(const int8_t *q, const uint8_t *mean, int dim, int32_t *sums) {
+    memset(sums, 0, sizeof(int32_t) * GROUP_UNITS);
+    for (int w = 0; w < dim / 8; w++, mean += 4 * GROUP_UNITS)
+        for (int j = 0; j < 4; j++) {
+            int first = q[4 * w + j], second = q[4 * w + dim / 2 + j];
+            for (int u = 0; u < GROUP_UNITS; u++) {
+                int codes = mean[4 * u + j];
+                sums[u] += (codes & 15) * first + (codes >> 4) * second;
+            }
+        }
+}
+
+/* total[u] += a key's share of its unit's sum */
+static void add_sketch(const tier_rows *state, int r, const int32_t *sums, const float *spread, float *total) {
+    for (int u = 0; u < GROUP_UNITS; u++) {
+        float x = spread[u] * ((float)sums[u] * state->sum_step[r] - state->sum_zero[r]);
+        total[u] += exp2_chord(x < -MAX_SKETCH ? -MAX_SKETCH : (x > MAX_SKETCH ? MAX_SKETCH : x));
+    }
+}
 
 static void score_units(const tier_rows *state, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride) {
-    const uint8_t *keys = summary + at->unit_k + (int64_t)group * GROUP_UNITS * state->dim;
-    const uint16_t *scale = halves_at(summary, at->unit_k_scale) + group * GROUP_UNITS;
-    const uint8_t *n = summary + at->unit_n + group * GROUP_UNITS;
-    for (int r = 0; r < state->rows; r++) {
-        const float *q = state->q + r * state->dim;
-        vf acc[UNIT_VECTORS] = {{0}};
-        for (int c = 0; c < state->dim / 4; c++)
-            for (int i = 0; i < UNIT_VECTORS; i++) {
-                vu words = load_words(keys + 64 * c + 4 * WIDTH * i);
-                for (int j = 0; j < 4; j++) acc[i] += q[4 * c + j] * signed_byte(words, j);
-            }
-        float dots[GROUP_UNITS];
-        memcpy(dots, acc, sizeof dots);
-        for (int u = 0; u < GROUP_UNITS; u++)
-            z[r * stride + u] = n[u] ? dots[u] * half_to_float(scale[u]) + log2f((float)n[u]) : MASKED;
-    }
-}
-
-static void score_groups(const tier_rows *state, const record_layout *at, const uint8_t *summary, float *z,
-                         int64_t stride) {
-    const uint16_t *keys = halves_at(summary, at->group_k), *n = halves_at(summary, at->group_n);
-    int dim = state->dim;
-    for (int g = 0; g < SEGMENT_GROUPS; g++, keys += dim) {
-        float key[MAX_DIM], bias = n[g] ? log2f((float)n[g]) : 0.0f;
-        for (int d = 0; d < dim; d++) key[d] = half_to_float(keys[d]);
-        for (int r = 0; r < state->rows; r++) {
-            float lanes[LANES] = {0};
-            for (int d = 0; d < dim; d += LANES)
-                for (int j = 0; j < LANES; j++) lanes[j] += key[d + j] * state->q[r * dim + d + j];
-            z[r * stride + g] = n[g] ? add_lanes(lanes) + bias : MASKED;
+    int dim = state->dim, present = *halves_at(summary, at->units) - group * GROUP_UNITS;
+    const uint8_t *mean = summary + at->mean + (int64_t)group * GROUP_UNITS * dim / 2;
+    const uint8_t *signs = summary + at->signs + (int64_t)group * GROUP_UNITS * UNIT_TOKENS * dim / 8;
+    const uint8_t *codes = summary + at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2;
+    const uint16_t *scale = halves_at(summary, at->mean_scale) + group * GROUP_UNITS;
+    const uint16_t *size = halves_at(summary, at->spread_scale) + group * GROUP_UNITS;
+    float spread[UNIT_TOKENS][GROUP_UNITS];
+    for (int t = 0; t < UNIT_TOKENS; t++)
+        for (int u = 0; u < GROUP_UNITS; u++) {
+            int code = codes[(t / 4 * 2 + t % 2) * GROUP_UNITS + u] >> t % 4 / 2 * 4 & 15;
+            spread[t][u] = half_to_float(size[u]) * (float)(code + 1);
+        }
+    for (int r = 0; r < state->rows; r++, z += stride) {
+        int32_t sums[GROUP_UNITS];
+        float total[GROUP_UNITS] = {0};
+        for (int t = 0; t < UNIT_TOKENS; t++) {
+            const uint8_t *of = signs + (t / 4 * dim / 2 + t % 4) * GROUP_UNITS;
+            sign_sums(of, state->signed_sums + r * dim * 4, dim, sums);
+            add_sketch(state, r, sums, spread[t], total);
+        }
+        mean_sums(state->fixed + r * state->padded, mean, dim, sums);
+        for (int u = 0; u < GROUP_UNITS; u++) {
+            float base = half_to_float(scale[u]) * state->step[r] * ((float)sums[u] - 7.5f * (float)state->total[r]);
+            z[u] = u < present ? base + log2_fast(total[u]) : MASKED;
         }
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------- means */
 
-static void add_units(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *weights,
+static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, int half, const float *w,
                       int64_t stride) {
-    const int8_t *v = (const int8_t *)(summary + at->unit_v) + (int64_t)group * GROUP_UNITS * state->dim;
-    const uint16_t *scale = halves_at(summary, at->unit_v_scale) + group * GROUP_UNITS;
-    for (int u = 0; u < GROUP_UNITS; u++, v += state->dim)
+    const int8_t *v = (const int8_t *)(summary + at->quad_v) + (int64_t)half * HALF_QUADS * state->dim;
+    const uint16_t *scale = halves_at(summary, at->quad_v_scale) + half * HALF_QUADS;
+    for (int quad = 0; quad < HALF_QUADS; quad++, v += state->dim)
         for (int r = 0; r < state->rows; r++) {
-            float weight = weights[r * stride + u] * half_to_float(scale[u]), *acc = state->acc + r * state->padded;
+            const float *of = w + r * stride + quad * QUAD_UNITS;
+            float weight = (of[0] + of[1] + of[2] + of[3]) * half_to_float(scale[quad]), *acc = state->acc + r * state->padded;
             for (int d = 0; weight > 0.0f && d < state->dim; d++) acc[d] += weight * (float)v[d];
         }
-}
-
-static void add_group(tier_rows *state, const record_layout *at, const uint8_t *summary, int group, const float *weights,
-                      int64_t stride) {
-    const uint16_t *v = halves_at(summary, at->group_v) + (int64_t)group * state->dim;
-    for (int r = 0; r < state->rows; r++) {
-        float weight = weights[r * stride], *acc = state->acc + r * state->padded;
-        for (int d = 0; d < state->dim; d++) acc[d] += weight * half_to_float(v[d]);
-    }
 }
 
 static void exponents(float *z, int n, float max, float *lanes) {
@@ -216,6 +225,5 @@ static void exponents(float *z, int n, float max, float *lanes) {
 }
 
 const tier_ops TIER_OPS = {
-    .attend_units = attend_units, .attend_outliers = attend_outliers, .score_units = score_units,
-    .score_groups = score_groups, .add_units = add_units, .add_group = add_group, .exponents = exponents,
+    .attend_units = attend_units, .score_units = score_units, .add_quads = add_quads, .exponents = exponents,
     TIER_ROWWISE_OPS};

@@ -9,7 +9,7 @@
 static void note_stats(const tier_sequence *at, const tier_plan *plan, int64_t first, const float *factors, float top,
                        float *stats) {
     float masses[4] = {0}, moment = 0.0f;
-    int ends[] = {plan->near + plan->outlier + plan->whole, plan->selected, plan->mean};
+    int ends[] = {exact_parts(plan), plan->selected, plan->mean};
     for (int kind = 0, p = 0, end = 0; kind < 3; kind++)
         for (end += ends[kind]; p < end; p++) {
             float sum = at->sums[SUM_WEIGHT][first + p];
@@ -28,7 +28,7 @@ void tier_merge(const decode_job *job, int sequence, int q_head, float *out) {
     const tier_ops *ops = job->ctx->ops->tiers;
     tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
     tier_plan plan = tier_plan_of(job, sequence);
-    int dim = job->shape->head_dim, parts = parts_of(&plan), plain = plan.near + plan.outlier, padded = (parts + 7) / 8 * 8;
+    int dim = job->shape->head_dim, parts = parts_of(&plan), plain = plan.near, padded = (parts + 7) / 8 * 8;
     int64_t first = (int64_t)q_head * at->capacity, since_ns = tier_now_ns(job);
     const float *max = at->sums[SUM_MAX] + first, *sum = at->sums[SUM_WEIGHT] + first, *acc = at->acc + first * dim;
     float factors[padded], rotated[dim], lanes[SUM_LANES] = {0}, total = 0.0f;

@@ -25,11 +25,9 @@ static void plan_far(tier_plan *plan, int layer) {
     int times = layer < policy->dense_layers ? 4 : 1;
     int before = plan->length - policy->window_tokens;
     plan->far = is_dense(plan, layer) || before < 0 ? 0 : smaller(before / SEGMENT_TOKENS, plan->closed);
-    plan->two_level = plan->far > 0 && plan->length >= policy->two_level_tokens;
     int units = plan->far * SEGMENT_UNITS, fixed = policy->top_p >= 1.0f;
     plan->least = times * bounded(fixed ? policy->topk_units : policy->min_units, units);
     plan->most = times * bounded(fixed ? policy->topk_units : policy->max_units, units);
-    plan->outlier = ceil_div(plan->closed, PART_SEGMENTS);
     plan->whole = (plan->closed - plan->far) * WHOLE_PARTS;
     plan->selected = plan->far ? ceil_div(smaller(plan->most, units), PART_UNITS) : 0;
     plan->mean = ceil_div(plan->far, PART_SEGMENTS);
@@ -64,18 +62,16 @@ static int64_t padded_dim(const heads *shape) { return (shape->head_dim + 63) / 
 /* Parts that a sequence may have, whatever its layers do. Memory that isn't used costs nothing. */
 static int capacity_of(const batch *rows, int sequence) {
     int closed = rows->closed->counts[sequence], near = ceil_div(rows->kv_lengths[sequence], PART_TOKENS) + 1;
-    return near + closed * (WHOLE_PARTS + 2 + SEGMENT_UNITS / PART_UNITS);
+    return near + closed * (WHOLE_PARTS + 1 + SEGMENT_UNITS / PART_UNITS);
 }
 
 static uint8_t *lay_out_head(head_state *state, int rows, int closed, uint8_t *at) {
-    int units = closed * SEGMENT_UNITS, groups = closed * SEGMENT_GROUPS;
-    head_state out = {.unit_stride = units, .group_stride = groups};
-    void **places[] = {(void **)&out.units, (void **)&out.groups, (void **)&out.spare, (void **)&out.mass, (void **)&out.top,
-                       (void **)&out.open, (void **)&out.chosen, (void **)&out.space};
-    int64_t sizes[] = {4 * (int64_t)rows * units, 4 * (int64_t)rows * groups, 4 * (int64_t)rows * groups,
-                       4 * (int64_t)units, 4 * (int64_t)rows, 4 * (int64_t)groups, 4 * (int64_t)(units + 1),
+    int units = closed * SEGMENT_UNITS;
+    head_state out = {.unit_stride = units};
+    void **places[] = {(void **)&out.units, (void **)&out.mass, (void **)&out.top, (void **)&out.chosen, (void **)&out.space};
+    int64_t sizes[] = {4 * (int64_t)rows * units, 4 * (int64_t)units, 4 * (int64_t)rows, 4 * (int64_t)(units + 1),
                        (int64_t)sizeof(ranked) * (2 * units + 1)};
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 5; i++) {
         *places[i] = at;
         take(&at, sizes[i]);
     }
@@ -109,7 +105,7 @@ static int64_t lay_out(const batch *rows, const heads *shape, int threads, uint8
         if (memory) all->sequences[s] = out;
     }
     int64_t group = group_rows(shape);
-    all->thread_bytes = (group * (padded_dim(shape) * 10 + 4 * SUM_LANES * 2 + 64) + 1024) / 64 * 64;
+    all->thread_bytes = (group * (padded_dim(shape) * 14 + 4 * SUM_LANES * 2 + 64) + 1024) / 64 * 64;
     all->scratch = at;
     take(&at, all->thread_bytes * threads);
     return at - memory;
@@ -128,10 +124,11 @@ static tier_rows open_memory(const decode_job *job, int thread) {
     uint8_t *at = all->scratch + all->thread_bytes * thread;
     tier_rows out = {.rows = group_rows(job->shape), .dim = job->shape->head_dim, .padded = (int)padded_dim(job->shape)};
     int64_t rows = out.rows, lanes = 4 * rows * SUM_LANES, bytes = rows * out.padded;
-    void **places[] = {(void **)&out.q, (void **)&out.acc, (void **)&out.high, (void **)&out.low, (void **)&out.sum,
-                       (void **)&out.moment, (void **)&out.step, (void **)&out.total, (void **)&out.max};
-    int64_t sizes[] = {4 * bytes, 4 * bytes, bytes, bytes, lanes, lanes, 4 * rows, 4 * rows, 4 * rows};
-    for (int i = 0; i < 9; i++) {
+    void **places[] = {(void **)&out.q, (void **)&out.acc, (void **)&out.fixed, (void **)&out.sum, (void **)&out.moment,
+                       (void **)&out.step, (void **)&out.total, (void **)&out.max, (void **)&out.signed_sums,
+                       (void **)&out.sum_step, (void **)&out.sum_zero};
+    int64_t sizes[] = {4 * bytes, 4 * bytes, bytes, lanes, lanes, 4 * rows, 4 * rows, 4 * rows, 4 * bytes, 4 * rows, 4 * rows};
+    for (int i = 0; i < 11; i++) {
         *places[i] = at;
         take(&at, sizes[i]);
     }
@@ -154,23 +151,49 @@ tier_rows tier_open_rows(const decode_job *job, int sequence, int head, int thre
     return out;
 }
 
-void tier_fix_queries(tier_rows *rows) { /* two signed bytes each */
+static float whole(float x) { return (x + 12582912.0f) - 12582912.0f; } /* 1.5 * 2^23: rounds to the nearest */
+
+static void fix_bytes(const float *q, int dim, tier_rows *rows, int r) {
+    int8_t *fixed = rows->fixed + r * rows->padded;
+    float peak = 0.0f;
+    for (int d = 0; d < dim; d++) peak = fabsf(q[d]) > peak ? fabsf(q[d]) : peak;
+    float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+    int32_t total = 0;
+    for (int d = 0; d < dim; d++) {
+        fixed[d] = (int8_t)(int32_t)whole(q[d] * inverse);
+        total += fixed[d];
+    }
+    rows->step[r] = peak / 127.0f;
+    rows->total[r] = total;
+}
+
+static void fix_signed_sums(const float *q, int dim, tier_rows *rows, int r) {
+    uint8_t *out = rows->signed_sums + r * dim * 4;
+    float widest = 0.0f, zero = 0.0f;
+    for (int d = 0; d < dim; d += 4) {
+        float size = fabsf(q[d]) + fabsf(q[d + 1]) + fabsf(q[d + 2]) + fabsf(q[d + 3]);
+        widest = size > widest ? size : widest;
+        zero += size;
+    }
+    float inverse = widest > 0.0f ? 7.5f / widest : 0.0f;
+    for (int d = 0; d < dim; d += 4, out += 16) {
+        float sums[16] = {fabsf(q[d]) - q[d] + (fabsf(q[d + 1]) - q[d + 1]) + (fabsf(q[d + 2]) - q[d + 2]) +
+                          (fabsf(q[d + 3]) - q[d + 3])};
+        for (int j = 0; j < 4; j++)
+            for (int bits = 0; bits < 1 << j; bits++) sums[bits + (1 << j)] = sums[bits] + 2.0f * q[d + j];
+        for (int bits = 0; bits < 16; bits++) out[bits] = (uint8_t)(int32_t)whole(sums[bits] * inverse);
+    }
+    rows->sum_step[r] = widest / 7.5f;
+    rows->sum_zero[r] = zero;
+}
+
+void tier_fix_queries(tier_rows *rows) {
     for (int r = 0; r < rows->rows; r++) {
-        const float *q = rows->q + r * rows->dim;
-        int8_t *high = rows->high + r * rows->padded, *low = rows->low + r * rows->padded;
-        float peak = 0.0f;
-        for (int d = 0; d < rows->dim; d++) peak = fabsf(q[d]) > peak ? fabsf(q[d]) : peak;
-        float inverse = peak > 0.0f ? 32512.0f / peak : 0.0f;
-        int32_t total = 0;
-        for (int d = 0; d < rows->dim; d++) {
-            float shifted = q[d] * inverse + 12582912.0f; /* 1.5 * 2^23: rounds to the nearest integer */
-            int32_t x = (int32_t)(shifted - 12582912.0f);
-            high[d] = (int8_t)((x + 128) >> 8);
-            low[d] = (int8_t)(x & 255);
-            total += x;
-        }
-        rows->step[r] = peak / 32512.0f;
-        rows->total[r] = total;
+        float q[rows->dim];
+        memcpy(q, rows->q + r * rows->dim, sizeof q);
+        rotate_values(q, rows->dim);
+        fix_bytes(q, rows->dim, rows, r);
+        fix_signed_sums(q, rows->dim, rows, r);
     }
 }
 

@@ -1,4 +1,4 @@
-/* What prefill rows read of closed segments: every unit, every outlier and the sinks. The bf16 blocks after them are
+/* What prefill rows read of closed segments: every unit and the sinks. The bf16 blocks after them are
  * attention.c's.
  *
  * Units are taken in the order of the prompt's segments, four to a tile, as if all segments were one row of units. A tile
@@ -14,16 +14,16 @@
 #define TILE_UNITS (TILE_TOKENS / UNIT_TOKENS)
 
 typedef struct record { /* one (layer, KV head) of one segment */
-    const uint8_t *summary, *payload;
+    const uint8_t *payload;
     int32_t units;
 } record;
 
 static record open_record(const tier_item *item, int index) {
     const segment_pool *pool = &item->closed->pool;
     int slot = item->closed->tables[(int64_t)item->sequence * item->closed->max_segments + index];
-    record out = {record_summary(pool, slot, item->layer, item->head), record_payload(pool, slot, item->layer, item->head), 0};
-    while (out.units < SEGMENT_UNITS && out.summary[pool->at.unit_n + out.units]) out.units++; /* all of them are full */
-    return out;
+    uint16_t units;
+    memcpy(&units, record_summary(pool, slot, item->layer, item->head) + pool->at.units, 2);
+    return (record){record_payload(pool, slot, item->layer, item->head), units};
 }
 
 static int cancelled(const tier_item *item) { return item->cancel && *item->cancel; }
@@ -72,21 +72,6 @@ static void put_unit(const tier_item *item, const record *from, int unit, int ru
     item->ops->open_unit(&codes, dim, slot_k(item, run), slot_v(item, run));
 }
 
-static void put_outliers(const tier_item *item, const record *from, int run) {
-    const record_layout *at = &item->closed->pool.at;
-    int dim = item->kv->head_dim;
-    uint16_t *k = slot_k(item, run);
-    for (int pair = 0; pair < dim / 2; pair++)
-        memcpy(k + pair * 2 * BLOCK_TOKENS, from->summary + at->outlier_k + pair * 4 * OUTLIERS, 4 * OUTLIERS);
-    memcpy(slot_v(item, run), from->summary + at->outlier_v, 2 * OUTLIERS * (size_t)dim);
-}
-
-static int outlier_count(const tier_item *item, const record *from) {
-    uint16_t count;
-    memcpy(&count, from->summary + item->closed->pool.at.outlier_n, 2);
-    return count;
-}
-
 /* ------------------------------------------------------------------------------------------------- passes */
 
 static void clear_tile(const tier_item *item) {
@@ -108,23 +93,6 @@ static int attend_units(const tier_item *item, int count) {
                 attend_seen(item, &tile, TILE_TOKENS);
                 filled = 0;
             }
-        }
-    }
-    if (filled) attend_seen(item, &tile, filled * UNIT_TOKENS);
-    return 1;
-}
-
-static int attend_outliers(const tier_item *item, int count) {
-    kv_tile tile = scratch_tile(item);
-    int filled = 0;
-    clear_tile(item);
-    for (int s = 0; s < count; s++) {
-        record from = open_record(item, s);
-        if (outlier_count(item, &from) == OUTLIERS) put_outliers(item, &from, filled++); /* all or none exist */
-        if (filled == TILE_UNITS) {
-            if (cancelled(item)) return 0;
-            attend_seen(item, &tile, TILE_TOKENS);
-            filled = 0;
         }
     }
     if (filled) attend_seen(item, &tile, filled * UNIT_TOKENS);
@@ -153,7 +121,6 @@ int attend_segments(const tier_item *item) {
     if (!attend_units(item, count)) return 0;
     for (int i = 0; i < item->groups; i++)
         for (int r = 0; r < item->rows[i].rows; r++) rotate_values(item->rows[i].acc + (int64_t)r * dim, dim);
-    if (!attend_outliers(item, count)) return 0;
     kv_tile sinks = {.start = 0};
     for (int b = 0; b < TILE_BLOCKS; b++) {
         sinks.k[b] = (const uint16_t *)kv_half(item->kv, item->layer, 0, item->blocks[b], item->head);

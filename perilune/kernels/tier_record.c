@@ -17,6 +17,7 @@
 #define LANES 16
 #define MAX_CLUSTERS (SEGMENT_TOKENS / UNIT_TOKENS)
 #define GROUP_UNITS (SEGMENT_UNITS / SEGMENT_GROUPS)
+#define QUAD_UNITS (SEGMENT_UNITS / SEGMENT_QUADS)
 
 typedef struct work { /* n tokens, C = n / 16 clusters */
     uint16_t *keys;     /* bf16 [n][D] */
@@ -26,9 +27,8 @@ typedef struct work { /* n tokens, C = n / 16 clusters */
     uint8_t *raised;    /* the same plus 128 */
     float *wide;        /* the same in fp32 */
     int32_t *sums;      /* [C][D] */
-    float *unit;        /* [D][16]: the values of a unit */
-    int32_t *best, *before, *score; /* [n]: cluster, the last round's, product */
-    int32_t *bias;      /* [n]: 128 * sum of the point */
+    float *unit;        /* [D][16]: keys or values of a unit */
+    int32_t *best, *before; /* [n]: cluster, the last round's */
     float *inverse;     /* [n] */
     uint16_t *order;    /* [n] */
     int32_t tokens, dim, clusters;
@@ -52,8 +52,6 @@ static void open_work(work *w, uint8_t *memory, int tokens, int dim) {
     w->unit = (float *)take(&memory, 4 * UNIT_TOKENS * (int64_t)dim);
     w->best = (int32_t *)take(&memory, 4 * n);
     w->before = (int32_t *)take(&memory, 4 * n);
-    w->score = (int32_t *)take(&memory, 4 * n);
-    w->bias = (int32_t *)take(&memory, 4 * n);
     w->inverse = (float *)take(&memory, 4 * n);
     w->order = (uint16_t *)take(&memory, 2 * n);
     w->tokens = tokens;
@@ -150,13 +148,10 @@ static void make_points(work *w) {
     for (int t = 0; t < w->tokens; t++) {
         const uint16_t *key = w->keys + (int64_t)t * w->dim;
         int8_t *point = w->points + (int64_t)t * w->dim;
-        int sum = 0;
         for (int d = 0; d < w->dim; d++) {
             float y = (bf16_to_float(key[d]) - mean[d]) * w->inverse[t];
             point[d] = (int8_t)(int32_t)round_even(y * factor);
         }
-        for (int d = 0; d < w->dim; d++) sum += point[d];
-        w->bias[t] = 128 * sum;
         for (int d = 0; d < w->dim; d += 4)
             memcpy(w->runs + ((int64_t)t / LANES * w->dim + d) * LANES + t % LANES * 4, point + d, 4);
     }
@@ -223,22 +218,6 @@ static void find_clusters(work *w) {
     }
 }
 
-/* Marks the tokens least like their centroid, writes them in prompt order. */
-static void find_outliers(const work *w, uint8_t *is_outlier, uint16_t *outliers) {
-    int32_t worst[OUTLIERS];
-    int count = 0, found = 0;
-    for (int t = 0; t < w->tokens; t++) { /* `worst` is sorted by (product, token) */
-        if (count == OUTLIERS && w->score[t] >= w->score[worst[count - 1]]) continue;
-        int at = count < OUTLIERS ? count++ : count - 1;
-        for (; at > 0 && w->score[worst[at - 1]] > w->score[t]; at--) worst[at] = worst[at - 1];
-        worst[at] = t;
-    }
-    memset(is_outlier, 0, (size_t)w->tokens);
-    for (int i = 0; i < OUTLIERS; i++) is_outlier[worst[i]] = 1;
-    for (int t = 0; t < w->tokens; t++)
-        if (is_outlier[t]) outliers[found++] = (uint16_t)t;
-}
-
 static int likeness(const int8_t *a, const int8_t *b, int dim) {
     int sum = 0;
     for (int d = 0; d < dim; d++) sum += a[d] * b[d];
@@ -267,23 +246,15 @@ static void chain_clusters(const work *w, const int *sizes, int *chain) {
     while (count < w->clusters) chain[count++] = -1;
 }
 
-static void sort_tokens(work *w, const uint8_t *is_outlier) {
-    int sizes[MAX_CLUSTERS] = {0}, kept[MAX_CLUSTERS] = {0}, chain[MAX_CLUSTERS], start[MAX_CLUSTERS], next = 0;
-    for (int t = 0; t < w->tokens; t++) {
-        sizes[w->best[t]]++;
-        kept[w->best[t]] += !is_outlier[t];
-    }
+static void sort_tokens(work *w) {
+    int sizes[MAX_CLUSTERS] = {0}, chain[MAX_CLUSTERS], start[MAX_CLUSTERS], next = 0;
+    for (int t = 0; t < w->tokens; t++) sizes[w->best[t]]++;
     chain_clusters(w, sizes, chain);
-    for (int i = 0; i < w->clusters && chain[i] >= 0; next += kept[chain[i++]]) start[chain[i]] = next;
-    for (int t = 0; t < w->tokens; t++)
-        if (!is_outlier[t]) w->order[start[w->best[t]]++] = (uint16_t)t;
+    for (int i = 0; i < w->clusters && chain[i] >= 0; next += sizes[chain[i++]]) start[chain[i]] = next;
+    for (int t = 0; t < w->tokens; t++) w->order[start[w->best[t]]++] = (uint16_t)t;
 }
 
 /* ------------------------------------------------------------------------------------------------- codec */
-
-typedef struct means { /* sums over tokens */
-    double *keys, *values;
-} means;
 
 static uint16_t quantise(const float *x, int dim, int8_t *out) { /* s8 with a scale, which it returns */
     uint16_t scale = float_to_half(largest(x, dim) / 127.0f);
@@ -303,9 +274,9 @@ INLINE float half_of_pair(uint32_t word, int odd) {
     return bits.f;
 }
 
-/* Keys of up to 32 tokens of the final order: one scale and zero a channel. */
-static void write_keys(const close_item *item, const work *w, int first, int count) {
-    int dim = w->dim, pair = first / (2 * UNIT_TOKENS);
+/* Keys of 32 tokens of the final order: one scale and zero a channel. */
+static void write_keys(const close_item *item, const work *w, int first) {
+    int dim = w->dim, pair = first / (2 * UNIT_TOKENS), count = 2 * UNIT_TOKENS;
     uint16_t *scales = (uint16_t *)(item->payload + item->at->k_scale) + pair * dim;
     uint16_t *zeros = (uint16_t *)(item->payload + item->at->k_zero) + pair * dim;
     float low[dim], high[dim];
@@ -366,63 +337,70 @@ static void write_values(const close_item *item, work *w, int unit, double *sums
     }
 }
 
-static void write_unit(const close_item *item, work *w, int unit, means *group) {
-    int dim = w->dim, lane = unit % GROUP_UNITS;
-    double keys[dim], values[dim];
-    float mean[dim];
-    int8_t codes[dim];
-    memset(keys, 0, sizeof keys);
-    memset(values, 0, sizeof values);
+/* The unit's mean key, rotated, as `mean` gets it back from its codes. */
+static void write_mean(const close_item *item, const work *w, int unit, float *mean) {
+    int dim = w->dim, group = unit / GROUP_UNITS, lane = unit % GROUP_UNITS;
+    double sums[dim];
+    memset(sums, 0, sizeof sums);
     for (int t = 0; t < UNIT_TOKENS; t++) {
         const uint16_t *key = w->keys + (int64_t)w->order[unit * UNIT_TOKENS + t] * dim;
-        for (int d = 0; d < dim; d++) keys[d] += (double)bf16_to_float(key[d]);
+        for (int d = 0; d < dim; d++) sums[d] += (double)bf16_to_float(key[d]);
     }
-    write_values(item, w, unit, values);
-    for (int d = 0; d < dim; d++) {
-        group->keys[d] += keys[d];
-        group->values[d] += values[d];
-        mean[d] = (float)(keys[d] / UNIT_TOKENS);
-    }
-    uint8_t *unit_k = item->summary + item->at->unit_k + (int64_t)(unit - lane) * dim + 4 * lane;
-    ((uint16_t *)(item->summary + item->at->unit_k_scale))[unit] = quantise(mean, dim, codes);
-    for (int d = 0; d < dim; d += 4) memcpy(unit_k + d * GROUP_UNITS, codes + d, 4);
-    for (int d = 0; d < dim; d++) mean[d] = (float)(values[d] / UNIT_TOKENS);
+    for (int d = 0; d < dim; d++) mean[d] = (float)(sums[d] / UNIT_TOKENS);
     rotate(mean, dim, 1);
-    int8_t *unit_v = (int8_t *)(item->summary + item->at->unit_v) + (int64_t)unit * dim;
-    ((uint16_t *)(item->summary + item->at->unit_v_scale))[unit] = quantise(mean, dim, unit_v);
-    item->summary[item->at->unit_n + unit] = UNIT_TOKENS;
+    uint8_t *out = item->summary + item->at->mean + (int64_t)group * GROUP_UNITS * dim / 2;
+    uint16_t half = float_to_half(largest(mean, dim) / 7.5f);
+    float scale = half_to_float(half), inverse = reciprocal(half);
+    for (int d = 0; d < dim; d++) {
+        float code = round_even(clamp(mean[d] * inverse + 7.5f, 0.0f, 15.0f));
+        int high = d >= dim / 2, at = high ? d - dim / 2 : d;
+        out[at / 4 * 4 * GROUP_UNITS + 4 * lane + at % 4] |= (uint8_t)((int32_t)code << 4 * high);
+        mean[d] = (code - 7.5f) * scale;
+    }
+    ((uint16_t *)(item->summary + item->at->mean_scale))[unit] = half;
 }
 
-static void write_group(const close_item *item, int dim, int group, int tokens, const means *sums) {
-    uint16_t *k = (uint16_t *)(item->summary + item->at->group_k) + group * dim;
-    uint16_t *v = (uint16_t *)(item->summary + item->at->group_v) + group * dim;
-    float mean[dim];
-    for (int d = 0; d < dim; d++) {
-        k[d] = float_to_half((float)(sums->keys[d] / tokens));
-        mean[d] = (float)(sums->values[d] / tokens);
+/* One bit a channel and the mean size of what each key differs by from `mean`. */
+static void write_sketch(const close_item *item, work *w, int unit, const float *mean) {
+    int dim = w->dim, group = unit / GROUP_UNITS, lane = unit % GROUP_UNITS;
+    double sums[UNIT_TOKENS] = {0};
+    float sizes[UNIT_TOKENS];
+    for (int t = 0; t < UNIT_TOKENS; t++) {
+        const uint16_t *key = w->keys + (int64_t)w->order[unit * UNIT_TOKENS + t] * dim;
+        for (int d = 0; d < dim; d++) w->unit[d * UNIT_TOKENS + t] = bf16_to_float(key[d]);
     }
-    rotate(mean, dim, 1);
-    for (int d = 0; d < dim; d++) v[d] = float_to_half(mean[d]);
-    ((uint16_t *)(item->summary + item->at->group_n))[group] = (uint16_t)tokens;
-}
-
-static void write_outliers(const close_item *item, const work *w, const uint16_t *outliers) {
-    uint16_t *k = (uint16_t *)(item->summary + item->at->outlier_k), count = OUTLIERS;
-    uint16_t *v = (uint16_t *)(item->summary + item->at->outlier_v);
-    for (int i = 0; i < OUTLIERS; i++) {
-        const uint16_t *key = w->keys + (int64_t)outliers[i] * w->dim;
-        const uint32_t *words = value_words(item, outliers[i]);
-        for (int d = 0; d < w->dim; d++) {
-            k[(d / 2 * OUTLIERS + i) * 2 + d % 2] = key[d];
-            v[(i / 2 * w->dim + d) * 2 + i % 2] = (uint16_t)(outliers[i] % 2 ? words[d] >> 16 : words[d]);
+    rotate(w->unit, dim, UNIT_TOKENS);
+    uint8_t *signs = item->summary + item->at->signs + (int64_t)group * GROUP_UNITS * UNIT_TOKENS * dim / 8 + lane;
+    for (int d = 0; d < dim; d++) {
+        int high = d >= dim / 2, word = (high ? d - dim / 2 : d) / 4;
+        for (int t = 0; t < UNIT_TOKENS; t++) {
+            float rest = w->unit[d * UNIT_TOKENS + t] - mean[d];
+            sums[t] += (double)fabsf(rest);
+            signs[((t / 4 * dim / 8 + word) * 4 + t % 4) * GROUP_UNITS] |= (uint8_t)((rest >= 0.0f) << (4 * high + d % 4));
         }
     }
-    memcpy(item->summary + item->at->outlier_n, &count, 2);
+    for (int t = 0; t < UNIT_TOKENS; t++) sizes[t] = (float)(sums[t] / dim);
+    uint16_t scale = float_to_half(largest(sizes, UNIT_TOKENS) / 16.0f);
+    float inverse = reciprocal(scale);
+    ((uint16_t *)(item->summary + item->at->spread_scale))[unit] = scale;
+    uint8_t *spread = item->summary + item->at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2 + lane;
+    for (int t = 0; t < UNIT_TOKENS; t++) {
+        int code = (int32_t)clamp(round_even(sizes[t] * inverse) - 1.0f, 0.0f, 15.0f);
+        spread[(t / 4 * 2 + t % 2) * GROUP_UNITS] |= (uint8_t)(code << t % 4 / 2 * 4);
+    }
+}
+
+static void write_quad(const close_item *item, int dim, int quad, const double *sums) {
+    float mean[dim];
+    for (int d = 0; d < dim; d++) mean[d] = (float)(sums[d] / (QUAD_UNITS * UNIT_TOKENS));
+    rotate(mean, dim, 1);
+    int8_t *out = (int8_t *)(item->summary + item->at->quad_v) + (int64_t)quad * dim;
+    ((uint16_t *)(item->summary + item->at->quad_v_scale))[quad] = quantise(mean, dim, out);
 }
 
 static void clear_rest(const close_item *item, int dim, int units) { /* absent units and padding of the payload */
     const record_layout *at = item->at;
-    int pairs = (units + 1) / 2, tokens = units * UNIT_TOKENS;
+    int pairs = units / 2, tokens = units * UNIT_TOKENS;
     int32_t used[][2] = {{at->k + tokens * dim, at->k_scale},
                          {at->k_scale + 2 * pairs * dim, at->k_zero},
                          {at->k_zero + 2 * pairs * dim, at->v},
@@ -431,36 +409,30 @@ static void clear_rest(const close_item *item, int dim, int units) { /* absent u
     for (int i = 0; i < 5; i++) memset(item->payload + used[i][0], 0, (size_t)(used[i][1] - used[i][0]));
 }
 
-static void write_record(const close_item *item, work *w, const uint16_t *outliers) {
-    int dim = w->dim, units = (w->tokens - OUTLIERS) / UNIT_TOKENS;
-    double keys[dim], values[dim];
-    means group = {keys, values};
+static void write_record(const close_item *item, work *w) {
+    int dim = w->dim, units = w->tokens / UNIT_TOKENS;
+    uint16_t count = (uint16_t)units;
+    double values[dim];
+    float mean[dim];
     memset(item->summary, 0, (size_t)item->at->summary_bytes);
+    memcpy(item->summary + item->at->units, &count, 2);
     clear_rest(item, dim, units);
-    for (int unit = 0; unit < units; unit += 2)
-        write_keys(item, w, unit * UNIT_TOKENS, units - unit > 1 ? 2 * UNIT_TOKENS : UNIT_TOKENS);
+    for (int unit = 0; unit < units; unit += 2) write_keys(item, w, unit * UNIT_TOKENS);
     for (int unit = 0; unit < units; unit++) {
-        int in_group = unit % GROUP_UNITS + 1;
-        if (in_group == 1) {
-            memset(keys, 0, sizeof keys);
-            memset(values, 0, sizeof values);
-        }
-        write_unit(item, w, unit, &group);
-        if (in_group == GROUP_UNITS || unit == units - 1)
-            write_group(item, dim, unit / GROUP_UNITS, in_group * UNIT_TOKENS, &group);
+        if (unit % QUAD_UNITS == 0) memset(values, 0, sizeof values);
+        write_mean(item, w, unit, mean);
+        write_sketch(item, w, unit, mean);
+        write_values(item, w, unit, values);
+        if (unit % QUAD_UNITS == QUAD_UNITS - 1) write_quad(item, dim, unit / QUAD_UNITS, values);
     }
-    write_outliers(item, w, outliers);
 }
 
 void CLOSE_RECORD(const close_item *item) {
-    uint8_t is_outlier[SEGMENT_TOKENS];
-    uint16_t outliers[OUTLIERS];
     work w;
     open_work(&w, item->scratch, SEGMENT_TOKENS - item->skip * BLOCK_TOKENS, item->source->head_dim);
     gather_keys(item, &w);
     make_points(&w);
     find_clusters(&w);
-    find_outliers(&w, is_outlier, outliers);
-    sort_tokens(&w, is_outlier);
-    write_record(item, &w, outliers);
+    sort_tokens(&w);
+    write_record(item, &w);
 }

@@ -1,6 +1,6 @@
 """Closing segments in plain PyTorch: clustering, codec and records at their byte offsets (see `tiers`).
 
-The oracle of the native code, and the fallback without it. Every decision about tokens (clusters, order, outliers)
+The oracle of the native code, and the fallback without it. Every decision about tokens (clusters, order)
 is made in exact arithmetic, as `tiers` writes down, so that another implementation gets the same bytes. Knows
 nothing of blocks, sequences or attention; works on any number of records at once.
 """
@@ -17,8 +17,9 @@ from perilune.kernels.interface import SegmentPool
 from perilune.kernels.tiers import (
     CLUSTER_ROUNDS,
     GROUP_UNITS,
-    OUTLIERS,
+    QUAD_UNITS,
     SEGMENT_GROUPS,
+    SEGMENT_QUADS,
     SEGMENT_UNITS,
     UNIT_TOKENS,
 )
@@ -28,25 +29,22 @@ _PAIR_UNITS = 2  # units that share the keys' scales
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """R closed records with their arrays in logical order. U units, P = ceil(U / 2), A = ceil(U / 16) groups.
+    """R closed records with their arrays in logical order. U units, P = ceil(U / 2), Q = ceil(U / 4) quads.
 
-    unit_k, unit_v   int8 [R, U, D], scales fp16 [R, U]; unit_n uint8 [R, U]
-    group_k, group_v fp16 [R, A, D]; group_n int16 [R, A]
-    outlier_k, _v    bf16 [R, O, D]
-    k                uint8 [R, U, 16, D], k_scale and k_zero fp16 [R, P, D]
-    v                int8 [R, U, 16, D], v_scale fp16 [R, U, 16]
+    mean     uint8 [R, U, D], codes of rotated mean keys; mean_scale fp16 [R, U]
+    signs    uint8 [R, U, 16, D], 0 or 1; spread uint8 [R, U, 16], spread_scale fp16 [R, U]
+    quad_v   int8 [R, Q, D], quad_v_scale fp16 [R, Q]
+    k        uint8 [R, U, 16, D], k_scale and k_zero fp16 [R, P, D]
+    v        int8 [R, U, 16, D], v_scale fp16 [R, U, 16]
     """
 
-    unit_k: torch.Tensor
-    unit_k_scale: torch.Tensor
-    unit_v: torch.Tensor
-    unit_v_scale: torch.Tensor
-    unit_n: torch.Tensor
-    group_k: torch.Tensor
-    group_v: torch.Tensor
-    group_n: torch.Tensor
-    outlier_k: torch.Tensor
-    outlier_v: torch.Tensor
+    mean: torch.Tensor
+    mean_scale: torch.Tensor
+    signs: torch.Tensor
+    spread: torch.Tensor
+    spread_scale: torch.Tensor
+    quad_v: torch.Tensor
+    quad_v_scale: torch.Tensor
     k: torch.Tensor
     k_scale: torch.Tensor
     k_zero: torch.Tensor
@@ -65,13 +63,26 @@ class Records:
         """fp32 [R, U, 16, D], in the rotated space."""
         return self.v.float() * self.v_scale.float()[..., None]
 
-    def unit_keys(self) -> torch.Tensor:
-        """fp32 [R, U, D]: the units' mean keys."""
-        return self.unit_k.float() * self.unit_k_scale.float()[..., None]
+    def sketched_rests(self) -> torch.Tensor:
+        """fp32 [R, U, 16, D]: what the index knows of each key beside its unit's mean, rotated."""
+        return self.spreads()[..., None] * (2 * self.signs.float() - 1)
+
+    def spreads(self) -> torch.Tensor:
+        """fp32 [R, U, 16]: how much each channel of a key differs from its unit's mean, on average."""
+        return (self.spread.float() + 1) * self.spread_scale.float()[..., None]
+
+    def sign_codes(self) -> torch.Tensor:
+        """uint8 [R, U, 16, D/4]: the signs of four channels as one number."""
+        return (self.signs.unflatten(-1, (-1, 4)) << torch.arange(4, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+
+    def mean_keys(self) -> torch.Tensor:
+        """fp32 [R, U, D]: the units' mean keys, rotated."""
+        return (self.mean.float() - 7.5) * self.mean_scale.float()[..., None]
 
     def unit_values(self) -> torch.Tensor:
-        """fp32 [R, U, D]: the units' mean values, rotated."""
-        return self.unit_v.float() * self.unit_v_scale.float()[..., None]
+        """fp32 [R, U, D]: for each unit its quad's mean value, rotated."""
+        quads = self.quad_v.float() * self.quad_v_scale.float()[..., None]
+        return quads.repeat_interleave(QUAD_UNITS, 1)[:, : self.k.shape[1]]
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -91,38 +102,32 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     return (mixed.reshape(-1, run) * torch.tensor(1 / math.sqrt(run), dtype=torch.float32)).view(x.shape)
 
 
-def close(k: torch.Tensor, v: torch.Tensor, *, outliers: int = OUTLIERS) -> Records:
-    """k, v [R, n, D] with n and `outliers` multiples of 16 -> records of n / 16 - outliers / 16 units.
-
-    Other numbers of outliers than 16 exist for scaled-down evaluation; n - outliers must be a multiple of 16.
-    """
+def close(k: torch.Tensor, v: torch.Tensor) -> Records:
+    """k, v [R, n, D] with n a multiple of 16 -> records of n / 16 units."""
     keys, values = k.float(), v.float()
-    order, worst = arrange(keys, outliers)
-    return encode(_take(keys, order), _take(values, order), _take(keys, worst), _take(values, worst))
+    order = arrange(keys)
+    return encode(_take(keys, order), _take(values, order))
 
 
-def encode(k: torch.Tensor, v: torch.Tensor, outlier_k: torch.Tensor, outlier_v: torch.Tensor) -> Records:
-    """Quantise tokens in their final order. k, v fp32 [R, 16 U, D]; outliers [R, O, D]."""
+def encode(k: torch.Tensor, v: torch.Tensor) -> Records:
+    """Quantise tokens in their final order. k, v fp32 [R, 16 U, D]."""
     records, tokens, dim = k.shape
-    units = tokens // UNIT_TOKENS
-    by_unit = (records, units, UNIT_TOKENS, dim)
-    unit_k, unit_k_scale = _symmetric(_mean(k.view(by_unit)))
-    unit_v, unit_v_scale = _symmetric(rotate(_mean(v.view(by_unit))))
-    group_tokens = GROUP_UNITS * UNIT_TOKENS
-    k_groups, v_groups = torch.split(k, group_tokens, 1), torch.split(v, group_tokens, 1)
+    by_unit = (records, tokens // UNIT_TOKENS, UNIT_TOKENS, dim)
+    mean, mean_scale = _means(rotate(_mean(k.view(by_unit))))
+    residual = rotate(k).view(by_unit) - ((mean.float() - 7.5) * mean_scale.float()[..., None])[:, :, None]
+    spread, spread_scale = _spread(residual)
+    quads = torch.split(v, QUAD_UNITS * UNIT_TOKENS, 1)
+    quad_v, quad_v_scale = _symmetric(rotate(torch.stack([_mean(quad) for quad in quads], 1)))
     codes, k_scale, k_zero = _per_channel(k)
     values, v_scale = _symmetric(rotate(v))
     return Records(
-        unit_k=unit_k,
-        unit_k_scale=unit_k_scale,
-        unit_v=unit_v,
-        unit_v_scale=unit_v_scale,
-        unit_n=torch.full((records, units), UNIT_TOKENS, dtype=torch.uint8),
-        group_k=torch.stack([_mean(group) for group in k_groups], 1).half(),
-        group_v=rotate(torch.stack([_mean(group) for group in v_groups], 1)).half(),
-        group_n=torch.tensor([group.shape[1] for group in k_groups], dtype=torch.int16).expand(records, -1),
-        outlier_k=outlier_k.to(torch.bfloat16),
-        outlier_v=outlier_v.to(torch.bfloat16),
+        mean=mean,
+        mean_scale=mean_scale,
+        signs=(residual >= 0).to(torch.uint8),
+        spread=spread,
+        spread_scale=spread_scale,
+        quad_v=quad_v,
+        quad_v_scale=quad_v_scale,
         k=codes.view(by_unit),
         k_scale=k_scale,
         k_zero=k_zero,
@@ -134,20 +139,15 @@ def encode(k: torch.Tensor, v: torch.Tensor, outlier_k: torch.Tensor, outlier_v:
 # ------------------------------------------------------------------------------------------------- clustering
 
 
-def arrange(k: torch.Tensor, outliers: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which token goes where: k fp32 [R, n, D] -> int64 order [R, n - outliers], outliers [R, outliers]."""
+def arrange(k: torch.Tensor) -> torch.Tensor:
+    """Tokens in a record's order: k fp32 [R, n, D] -> int64 [R, n]."""
     points = _directions(k)
     centroids = points[:, ::UNIT_TOKENS].clone()
-    assigned, score = _assign(points, centroids)
+    assigned = _assign(points, centroids)
     for _ in range(CLUSTER_ROUNDS):
         centroids = _centroids(points, assigned, centroids)
-        assigned, score = _assign(points, centroids)
-    by_score = score.sort(dim=1, stable=True).indices
-    worst = by_score[:, :outliers].sort(1).values
-    rank = _chain(centroids, assigned).gather(1, assigned)
-    rank.scatter_(1, worst, centroids.shape[1])  # behind everything
-    order = rank.sort(dim=1, stable=True).indices[:, : k.shape[1] - outliers]
-    return order, worst
+        assigned = _assign(points, centroids)
+    return _chain(centroids, assigned).gather(1, assigned).sort(dim=1, stable=True).indices
 
 
 def _directions(k: torch.Tensor) -> torch.Tensor:
@@ -160,11 +160,9 @@ def _directions(k: torch.Tensor) -> torch.Tensor:
     return (unit * torch.where(peak > 0, 127 / peak, torch.zeros_like(peak))).round()
 
 
-def _assign(points: torch.Tensor, centroids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Nearest centroid (ties: the lowest index) and its product. Sums stay below 2^24, so fp32 is exact."""
-    score = points @ centroids.transpose(1, 2)
-    nearest = score.argmax(-1)
-    return nearest, score.gather(-1, nearest[..., None])[..., 0]
+def _assign(points: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
+    """Nearest centroid (ties: the lowest index). Products' sums stay below 2^24, so fp32 is exact."""
+    return (points @ centroids.transpose(1, 2)).argmax(-1)
 
 
 def _centroids(points: torch.Tensor, assigned: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -213,6 +211,19 @@ def _symmetric(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _divide(x, scale.float()[..., None]).clamp(-127, 127).to(torch.int8), scale
 
 
+def _means(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [..., D] -> uint8 codes 0 … 15 and the last axis's fp16 scale: x ~ scale * (code - 7.5)."""
+    scale = (x.abs().amax(-1) / 7.5).half()
+    return (x * _inverse(scale.float())[..., None] + 7.5).round().clamp(0, 15).to(torch.uint8), scale
+
+
+def _spread(residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, U, 16, D] -> each token's mean size as uint8 codes 0 … 15 [R, U, 16], and the unit's fp16 scale."""
+    size = (residual.double().abs().sum(-1) / residual.shape[-1]).float()
+    scale = (size.amax(-1) / 16).half()
+    return ((size * _inverse(scale.float())[..., None]).round() - 1).clamp(0, 15).to(torch.uint8), scale
+
+
 def _per_channel(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """k [R, n, D] -> uint8 codes, and per 32 tokens and channel the fp16 scale and zero [R, P, D]."""
     runs = torch.split(k, _PAIR_UNITS * UNIT_TOKENS, 1)
@@ -226,8 +237,13 @@ def _per_channel(k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x / scale, rounded to the nearest whole number (half to even), by the fp32 reciprocal; 0 where scale is 0."""
-    return (x * torch.where(scale > 0, scale.reciprocal(), torch.zeros_like(scale))).round()
+    """x / scale, rounded to the nearest whole number (half to even); 0 where scale is 0."""
+    return (x * _inverse(scale)).round()
+
+
+def _inverse(scale: torch.Tensor) -> torch.Tensor:
+    """The fp32 reciprocal; 0 where scale is 0."""
+    return torch.where(scale > 0, scale.reciprocal(), torch.zeros_like(scale))
 
 
 # ------------------------------------------------------------------------------------------------- records' bytes
@@ -249,22 +265,23 @@ def read_records(pool: SegmentPool, slot: int, first: int, count: int) -> Record
 
 
 def _summary_arrays(records: Records, index: int) -> dict[str, torch.Tensor]:
-    dim = records.k.shape[-1]
-    unit_k = _padded(records.unit_k[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, dim // 4, 4)
-    outlier_k = _padded(records.outlier_k[index], OUTLIERS)
-    outlier_v = _padded(records.outlier_v[index], OUTLIERS)
+    units, dim = records.mean.shape[1:]
+    mean = _padded(records.mean[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, 2, dim // 8, 4)
+    low, high = mean.permute(2, 0, 3, 1, 4)
+    signs = _padded(records.signs[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, 4, 4, 2, dim // 8, 4)
+    places = torch.arange(4, dtype=torch.uint8)
+    first, second = (signs << places).sum(-1, dtype=torch.uint8).permute(4, 0, 2, 5, 3, 1)
+    spread = _padded(records.spread[index], SEGMENT_UNITS).view(SEGMENT_GROUPS, GROUP_UNITS, 4, 2, 2)
+    near, far = spread.permute(3, 0, 2, 4, 1)
     return {
-        "unit_k": unit_k.transpose(1, 2),
-        "unit_k_scale": _padded(records.unit_k_scale[index], SEGMENT_UNITS),
-        "unit_v": _padded(records.unit_v[index], SEGMENT_UNITS),
-        "unit_v_scale": _padded(records.unit_v_scale[index], SEGMENT_UNITS),
-        "unit_n": records.unit_n[index],
-        "group_k": _padded(records.group_k[index], SEGMENT_GROUPS),
-        "group_v": _padded(records.group_v[index], SEGMENT_GROUPS),
-        "group_n": records.group_n[index],
-        "outlier_k": outlier_k.view(OUTLIERS, dim // 2, 2).transpose(0, 1),
-        "outlier_v": outlier_v.view(OUTLIERS // 2, 2, dim).transpose(1, 2),
-        "outlier_n": torch.tensor([records.outlier_k.shape[1]], dtype=torch.int16),
+        "mean": low | high << 4,
+        "mean_scale": _padded(records.mean_scale[index], SEGMENT_UNITS),
+        "signs": first | second << 4,
+        "spread": near | far << 4,
+        "spread_scale": _padded(records.spread_scale[index], SEGMENT_UNITS),
+        "quad_v": _padded(records.quad_v[index], SEGMENT_QUADS),
+        "quad_v_scale": _padded(records.quad_v_scale[index], SEGMENT_QUADS),
+        "units": torch.tensor([units], dtype=torch.int16),
     }
 
 
@@ -295,27 +312,26 @@ def _read(pool: SegmentPool, slot: int, at: int) -> Records:
     def of_payload(name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return array(payload, layout.payload_offsets, name, dtype, *shape)
 
-    f16, s8, u8, i16, bf16 = torch.float16, torch.int8, torch.uint8, torch.int16, torch.bfloat16
-    unit_n = of_summary("unit_n", u8, SEGMENT_UNITS)
-    units = int((unit_n > 0).sum())
-    pairs, groups = -(-units // _PAIR_UNITS), -(-units // GROUP_UNITS)
-    outliers = int(of_summary("outlier_n", i16, 1))
-    unit_k = of_summary("unit_k", s8, SEGMENT_GROUPS, dim // 4, GROUP_UNITS, 4).transpose(1, 2)
+    f16, s8, u8, i16 = torch.float16, torch.int8, torch.uint8, torch.int16
+    units = int(of_summary("units", i16, 1))
+    pairs, quads = -(-units // _PAIR_UNITS), -(-units // QUAD_UNITS)
+    packed = of_summary("mean", u8, SEGMENT_GROUPS, dim // 8, GROUP_UNITS, 4)
+    mean = torch.stack([packed & 15, packed >> 4]).permute(1, 3, 0, 2, 4).reshape(SEGMENT_UNITS, dim)
+    words = of_summary("signs", u8, SEGMENT_GROUPS, 4, dim // 8, 4, GROUP_UNITS)
+    halves = torch.stack([words & 15, words >> 4])[..., None] >> torch.arange(4, dtype=torch.uint8) & 1
+    signs = halves.permute(1, 5, 2, 4, 0, 3, 6).reshape(SEGMENT_UNITS, UNIT_TOKENS, dim)
+    nibbles = of_summary("spread", u8, SEGMENT_GROUPS, 4, 2, GROUP_UNITS)
+    spread = torch.stack([nibbles & 15, nibbles >> 4]).permute(1, 4, 2, 0, 3).reshape(SEGMENT_UNITS, UNIT_TOKENS)
     k = of_payload("k", u8, SEGMENT_UNITS, dim // 4, UNIT_TOKENS, 4)[:units].transpose(1, 2)
     v = of_payload("v", s8, SEGMENT_UNITS, UNIT_TOKENS // 4, dim, 4)[:units].transpose(2, 3)
-    outlier_k = of_summary("outlier_k", bf16, dim // 2, OUTLIERS, 2).transpose(0, 1)
-    outlier_v = of_summary("outlier_v", bf16, OUTLIERS // 2, dim, 2).transpose(1, 2)
     return Records(
-        unit_k=unit_k.reshape(SEGMENT_UNITS, dim)[:units],
-        unit_k_scale=of_summary("unit_k_scale", f16, SEGMENT_UNITS)[:units],
-        unit_v=of_summary("unit_v", s8, SEGMENT_UNITS, dim)[:units],
-        unit_v_scale=of_summary("unit_v_scale", f16, SEGMENT_UNITS)[:units],
-        unit_n=unit_n[:units],
-        group_k=of_summary("group_k", f16, SEGMENT_GROUPS, dim)[:groups],
-        group_v=of_summary("group_v", f16, SEGMENT_GROUPS, dim)[:groups],
-        group_n=of_summary("group_n", i16, SEGMENT_GROUPS)[:groups],
-        outlier_k=outlier_k.reshape(OUTLIERS, dim)[:outliers],
-        outlier_v=outlier_v.reshape(OUTLIERS, dim)[:outliers],
+        mean=mean[:units],
+        mean_scale=of_summary("mean_scale", f16, SEGMENT_UNITS)[:units],
+        signs=signs[:units],
+        spread=spread[:units],
+        spread_scale=of_summary("spread_scale", f16, SEGMENT_UNITS)[:units],
+        quad_v=of_summary("quad_v", s8, SEGMENT_QUADS, dim)[:quads],
+        quad_v_scale=of_summary("quad_v_scale", f16, SEGMENT_QUADS)[:quads],
         k=k.reshape(units, UNIT_TOKENS, dim),
         k_scale=of_payload("k_scale", f16, SEGMENT_UNITS // _PAIR_UNITS, dim)[:pairs],
         k_zero=of_payload("k_zero", f16, SEGMENT_UNITS // _PAIR_UNITS, dim)[:pairs],

@@ -4,32 +4,31 @@ Plain data without torch; `interface` adds the tensors. Knows nothing of sequenc
 
 A sequence's KV is a row of whole *segments* of 2,048 tokens at absolute multiples, and bf16 blocks after them. The
 first 64 tokens (the sinks) stay bf16 blocks for good and are in no segment. When a segment closes, each (layer, KV
-head) of it becomes one *record*:
+head) of it becomes one *record*: 128 *units* of 16 tokens (124 in a sequence's first segment), sorted so that a
+unit's keys are alike (order means nothing, RoPE is in the keys). A record has a summary part, always resident, and
+a payload that may lie on disk (COLD). Offsets are in `SegmentLayout`; every array starts at a multiple of 64 bytes.
 
-    16 outlier tokens  bf16, exact: the keys worst described by their cluster's mean
-    up to 127 units    16 tokens each, INT8, sorted so that a unit's keys are alike (clusters; order means nothing,
-                       RoPE is in the keys)
-    8 groups           of 16 neighbouring units: the index's upper level
+The summary holds the index: every key as its unit's mean in 4 bits a channel, and one bit a channel and 4 bits of
+magnitude for what it differs by (a sketch: `key ~ mean + spread * sign`). Means alone don't show the single keys
+that hold a fact. And it holds the mean value of every 64 tokens, for what isn't read exactly. Keys and values of
+the summary are rotated (see below).
 
-A record has a summary part, always resident, and a payload that may lie on disk (COLD). Offsets are in
-`SegmentLayout`; every array starts at a multiple of 64 bytes.
-
-    summary  unit_k        s8  [8 groups][D/4][16 units][4]   mean key of a unit = unit_k_scale * value
-             unit_k_scale  f16 [128]
-             unit_v        s8  [128][D]                      mean value, rotated; times unit_v_scale
-             unit_v_scale  f16 [128]
-             unit_n        u8  [128]                         tokens of the unit; 0: there is no such unit
-             group_k       f16 [8][D]                        mean over the group's tokens
-             group_v       f16 [8][D]                        rotated
-             group_n       u16 [8]
-             outlier_k     bf16 [D/2][16][2]                 the order of a bf16 block, 16 tokens instead of 32
-             outlier_v     bf16 [8][D][2]                    not rotated
-             outlier_n     u16 [1]                           how many of the 16 exist
-    payload  k             u8  [128 units][D/4][16][4]       key = k_scale * value + k_zero
-             k_scale       f16 [64][D]                       per channel, for 32 tokens (two units)
-             k_zero        f16 [64][D]
-             v             s8  [128 units][4][D][4]          rotated value = v_scale * value
-             v_scale       f16 [128 units][16]               per token
+    summary  mean       u4  [8 groups][D/8][16 units][4]  unit's mean key = mean_scale * (code - 7.5); the low half
+                            of a byte [g][w][u][j] is channel 4 w + j, the high half channel 4 (w + D/8) + j
+             mean_scale f16 [128]
+             signs      u4  [8 groups][4][D/8][4 tokens][16 units]  of four keys of each unit: bit j of the low half
+                            is channel 4 w + j, of the high half channel 4 (w + D/8) + j; 1: not below the mean's
+             spread     u4  [8 groups][4][2 tokens][16 units]  size of that difference = spread_scale * (code + 1);
+                            low halves: the first two of the four keys
+             spread_scale f16 [128]
+             quad_v     s8  [32 quads][D]                 mean value of four units = quad_v_scale * value
+             quad_v_scale f16 [32]
+             units      u16 [1]                           how many of the 128 exist: the first ones, a multiple of 4
+    payload  k          u8  [128 units][D/4][16][4]       key = k_scale * value + k_zero, not rotated
+             k_scale    f16 [64][D]                       per channel, for 32 tokens (two units)
+             k_zero     f16 [64][D]
+             v          s8  [128 units][4][D][4]          value = v_scale * value, rotated
+             v_scale    f16 [128 units][16]               per token
 
 How a record is made, so that every implementation gets the same bytes. fp32 and fp64 are IEEE with one rounding
 per operation (no fused multiply-add), `round` is half to even, conversions to f16 round to nearest.
@@ -42,51 +41,52 @@ per operation (no fused multiply-add), `round` is half to even, conversions to f
        of each cluster's points (exact); y = sum * (1 / sqrt(sum of squares)) in fp64; peak = max |y| over the
        record's clusters; centroid = round(y * (127 / peak)); a cluster whose sum is zero keeps its centroid; assign
        again. (An assignment that did not change may end the rounds: the rest would not change it.)
-    3. Outliers: the 16 tokens of the lowest product with their own centroid, ties to the lowest token; stored in
-       prompt order.
-    4. Chain: from the lowest cluster that holds a token (outliers count) always to the one, not empty and not yet
-       visited, of the largest centroid . centroid, ties to the lowest. Tokens other than outliers are sorted by
-       (place of their cluster in the chain, prompt order) and cut into units of 16: 127 units, or 123 in a
-       sequence's first segment. Units stand at 0, 1, …; the last group holds what is left. Bytes of absent units
-       and all padding are zero.
-    5. Means of keys and values: fp32(fp64 sum / count). Values are rotated after averaging. s8 with a scale:
-       scale = f16(max|x| / 127), value = clamp(round(x * (1 / scale)), -127, 127), reciprocal and product in fp32;
-       0 where scale is 0. Groups: f16(mean).
-    6. Keys of 32 tokens (the last unit may stand alone): zero = f16(min), scale = f16((max - min) / 255),
-       value = clamp(round((k - zero) * (1 / scale)), 0, 255), with zero and scale as stored.
-    7. Values: rotated in fp32 (butterflies (a + b, a - b) with strides 1, 2, 4, …, then times
-       fp32(1 / sqrt(run))), then s8 as in 5, per token.
+    3. Chain: from the lowest cluster that holds a token always to the one, not empty and not yet visited, of the
+       largest centroid . centroid, ties to the lowest. Tokens are sorted by (place of their cluster in the chain,
+       prompt order) and cut into units of 16. Bytes of absent units and all padding are zero.
+    4. Keys of 32 tokens: zero = f16(min), scale = f16((max - min) / 255),
+       value = clamp(round((k - zero) * (1 / scale)), 0, 255), with zero and scale as stored. Reciprocals in fp32;
+       the value is 0 (here and below: as if the reciprocal were 0) where scale is 0.
+    5. Values: rotated in fp32 (butterflies (a + b, a - b) with strides 1, 2, 4, …, then times fp32(1 / sqrt(run))),
+       then per token scale = f16(max|x| / 127), value = clamp(round(x * (1 / scale)), -127, 127). The same for
+       quads: mean = fp32(fp64 sum / 64), then rotated.
+    6. A unit's mean key: fp32(fp64 sum / 16), rotated; scale = f16(max|x| / 7.5),
+       code = clamp(round(x * (1 / scale) + 7.5), 0, 15).
+    7. Signs and spread: r = rotated key - mean as stored, in fp32; bit = r >= 0; a = fp32(sum |r| in fp64 / D);
+       spread_scale = f16(max a of the unit / 16), code = clamp(round(a * (1 / scale)) - 1, 0, 15).
 
 How a decode row of context n = position + 1 reads them (`SegmentBatch.counts` closed segments, bf16 after them).
 
-    exact zone  sinks, bf16 blocks, outliers of every closed segment, and *forced* units: those of a closed segment
-                that ends after n - window_tokens; all units of a dense row. A row is dense if `sparse` is off, or
-                n <= dense_tokens, or layer < dense_layers and n <= dense_layer_tokens. In other rows of layers
-                < dense_layers, topk_units, min_units and max_units count four times. `layer` is the model's, so a
-                sliding layer counts, too.
-    groups      from n >= two_level_tokens on. z = scale * q . group_k + log group_n for groups that are not forced;
-                mass = softmax over (exact zone, groups), summed over the queries of the KV head; opened are the
-                fewest groups, largest first, that hold group_share of the groups' mass. Below, all are open.
-    units       z = scale * q . unit_k + log unit_n for units of opened groups; mass r = softmax over (exact zone,
-                units, groups not opened), summed over the queries. Far mass F = the sum of r over units and groups
-                not opened. Selected: the fewest units, largest first, with sum r >= top_p * F, at least min_units
-                and at most max_units; with top_p >= 1 simply topk_units. Ties: the lowest index, in the order of
-                segments and units.
+    exact zone  sinks, bf16 blocks, and *forced* units: those of a closed segment that ends after n - window_tokens;
+                all units of a dense row. A row is dense if `sparse` is off, or n <= dense_tokens, or
+                layer < dense_layers and n <= dense_layer_tokens. In other rows of layers < dense_layers,
+                topk_units, min_units and max_units count four times. `layer` is the model's, so a sliding layer
+                counts, too.
+    index       z of a unit = q . mean + log of the sum over its tokens of chord(q . (key - mean)), by the sketch, q
+                scaled and rotated. chord(x) = 2^floor(y) * (1 + y - floor(y)) with y = x / log 2: nearly e^x.
+                For q . mean, q is rounded to whole multiples of max|q| / 127. For the other product, each word's
+                sums of four channels of q with signs, plus the sum of their sizes, are rounded to whole multiples
+                of 2/15 of the largest sum of sizes of a word: a table of 16 numbers 0 … 15 a word.
+                Mass r = softmax over (exact zone, units), summed over the queries of the KV head. Far mass
+                F = the sum of r. Selected: the fewest units, largest first, with sum r >= top_p * F, at least
+                min_units and at most max_units; with top_p >= 1 simply topk_units. Ties: the lowest index, in the
+                order of segments and units.
     output      one softmax over exact tokens, tokens of selected units, and (z + log summary_weight) of every unit
-                not selected and group not opened, whose values are their mean values.
+                not selected, whose value is its quad's mean.
     stats       as `interface.ATTENTION_STATS`, from the same softmax with summary_weight taken as 1. Forced units
-                count as exact. Entropy takes a summary of n tokens and mass m for n tokens of m / n, and is divided
-                by log of the context (of 2 at least). The exact zone's length Z runs from the end of the last
-                segment that is not forced to the row; border: summaries of segments that end after
+                count as exact. Entropy takes a summary of 16 tokens and mass m for 16 tokens of m / 16, and is
+                divided by log of the context (of 2 at least). The exact zone's length Z runs from the end of the
+                last segment that is not forced to the row; border: summaries of segments that end after
                 context - 2 Z. exact_tokens: exact zone and selected, mean over KV heads. Written for layers without
                 a window of their own; rows of other layers are left alone. A sequence without closed segments gets
                 1, 0, 0, 0, its entropy, its context.
 
-A prefill row reads every unit and outlier of the closed segments, the sinks and the bf16 blocks, in one softmax.
+A prefill row reads every unit of the closed segments, the sinks and the bf16 blocks, in one softmax.
 
 "Rotated" is the normalised Walsh-Hadamard transform of the head's dimensions, in runs of the largest power of two
 that divides D: a sum of rotated values is rotated back once (the transform is its own inverse). Source of the codec
-and of the measured alternatives: KIVI (arXiv 2402.02750) for the axes, QuaRot (arXiv 2404.00456) for the rotation.
+and of the measured alternatives: KIVI (arXiv 2402.02750) for the axes, QuaRot (arXiv 2404.00456) for the rotation,
+RaBitQ (arXiv 2405.12497) for one bit a channel.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ UNIT_TOKENS = 16
 SEGMENT_UNITS = SEGMENT_TOKENS // UNIT_TOKENS
 GROUP_UNITS = 16
 SEGMENT_GROUPS = SEGMENT_UNITS // GROUP_UNITS
-OUTLIERS = 16
+QUAD_UNITS = 4
+SEGMENT_QUADS = SEGMENT_UNITS // QUAD_UNITS
 SINK_TOKENS = 64
 CLUSTER_ROUNDS = 4
 _ALIGN = 64
@@ -117,17 +118,14 @@ class SegmentLayout:
         """Where each array of the summary part starts, and "end"."""
         dim = self.head_dim
         return _offsets(
-            unit_k=SEGMENT_UNITS * dim,
-            unit_k_scale=2 * SEGMENT_UNITS,
-            unit_v=SEGMENT_UNITS * dim,
-            unit_v_scale=2 * SEGMENT_UNITS,
-            unit_n=SEGMENT_UNITS,
-            group_k=2 * SEGMENT_GROUPS * dim,
-            group_v=2 * SEGMENT_GROUPS * dim,
-            group_n=2 * SEGMENT_GROUPS,
-            outlier_k=2 * OUTLIERS * dim,
-            outlier_v=2 * OUTLIERS * dim,
-            outlier_n=2,
+            mean=SEGMENT_UNITS * dim // 2,
+            mean_scale=2 * SEGMENT_UNITS,
+            signs=SEGMENT_TOKENS * dim // 8,
+            spread=SEGMENT_TOKENS // 2,
+            spread_scale=2 * SEGMENT_UNITS,
+            quad_v=SEGMENT_QUADS * dim,
+            quad_v_scale=2 * SEGMENT_QUADS,
+            units=2,
         )
 
     @property
@@ -170,14 +168,13 @@ class SegmentLayout:
 class AttentionPolicy:
     """How one sequence's decode rows read closed segments (spec R5, R8). Bytes of KV never depend on it.
 
-    A row reads exactly: the sinks, every bf16 block, the outliers, and the selected units. `window_tokens` is the
-    local window: a closed segment that reaches into it is read whole. The units not selected enter through their
-    means with bias log n + log `summary_weight` (0: they are left out). `sparse` off reads every unit (the INT8
-    dense form), as do contexts of at most `dense_tokens`, and the first `dense_layers` layers of contexts of at
-    most `dense_layer_tokens`; beyond that those layers get four times the budget. With `top_p` 1.0 or more the
-    budget is `topk_units` units; below, it is the smallest set of units that holds that share of the far mass,
-    between `min_units` and `max_units`. Contexts from `two_level_tokens` on score groups first, and open those that
-    hold `group_share` of the far mass.
+    A row reads exactly: the sinks, every bf16 block, and the selected units. `window_tokens` is the local window: a
+    closed segment that reaches into it is read whole. The units not selected enter through their sketched mass and
+    their quad's mean value, with bias log `summary_weight` (0: they are left out). `sparse` off reads every unit
+    (the INT8 dense form), as do contexts of at most `dense_tokens`, and the first `dense_layers` layers of
+    contexts of at most `dense_layer_tokens`; beyond that those layers get four times the budget. With `top_p` 1.0
+    or more the budget is `topk_units` units; below, it is the smallest set of units that holds that share of the
+    far mass, between `min_units` and `max_units`.
     """
 
     sparse: bool = True
@@ -190,8 +187,6 @@ class AttentionPolicy:
     dense_layers: int = 2
     dense_tokens: int = 4096
     dense_layer_tokens: int = 32768
-    two_level_tokens: int = 65536
-    group_share: float = 0.99
 
 
 def _offsets(**sizes: int) -> dict[str, int]:

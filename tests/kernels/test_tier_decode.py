@@ -29,7 +29,6 @@ from perilune.kernels.interface import (
 from perilune.kernels.native import NativeKernels
 from perilune.kernels.reference import ReferenceKernels
 from perilune.kernels.tiers import (
-    OUTLIERS,
     SEGMENT_TOKENS,
     SINK_TOKENS,
     UNIT_TOKENS,
@@ -48,7 +47,6 @@ FLAT = AttentionPolicy(
     top_p=0.6,
     dense_layers=0,
     dense_tokens=0,
-    two_level_tokens=1 << 20,
 )
 
 
@@ -87,8 +85,6 @@ def policies(draw: st.DrawFn) -> AttentionPolicy:
         dense_layers=draw(st.sampled_from([0, 2])),
         dense_tokens=draw(st.sampled_from([0, 0, 3000])),
         dense_layer_tokens=draw(st.sampled_from([0, 5000])),
-        two_level_tokens=draw(st.sampled_from([0, 1 << 20])),
-        group_share=draw(st.sampled_from([0.5, 0.9, 0.99])),
     )
 
 
@@ -108,13 +104,12 @@ def shapes(draw: st.DrawFn) -> HeadShape:
 def fill_slot(pool: SegmentPool, slot: int, tokens: int, generator: torch.Generator) -> None:
     """Records of alike keys: a cluster is a direction, and neighbours of a unit share it."""
     layout = pool.layout
-    units = (tokens - OUTLIERS) // UNIT_TOKENS
+    units = tokens // UNIT_TOKENS
     shape = (layout.records, units * UNIT_TOKENS, layout.head_dim)
     centres = torch.randn(layout.records, units, 1, layout.head_dim, generator=generator)
     noise = torch.randn(layout.records, units, UNIT_TOKENS, layout.head_dim, generator=generator)
     v = torch.randn(shape, generator=generator)
-    outliers = torch.randn(2, layout.records, OUTLIERS, layout.head_dim, generator=generator)
-    records = tier_reference.encode((centres + 0.4 * noise).view(shape), v, outliers[0], outliers[1])
+    records = tier_reference.encode((centres + 0.4 * noise).view(shape), v)
     tier_reference.write_records(records, pool, slot, 0)
 
 
@@ -191,12 +186,11 @@ def test_equals_reference(
     [
         replace(FLAT, sparse=False),
         FLAT,
-        replace(FLAT, two_level_tokens=0, group_share=0.8),
         replace(FLAT, summary_weight=0.0),
         replace(FLAT, top_p=1.0, topk_units=20),
         replace(FLAT, dense_layers=2, dense_layer_tokens=0),
     ],
-    ids=["dense", "flat", "two-level", "no summaries", "fixed budget", "four times the budget"],
+    ids=["dense", "flat", "no summaries", "fixed budget", "four times the budget"],
 )
 def test_each_form(native: NativeKernels, reference: ReferenceKernels, policy: AttentionPolicy) -> None:
     heads = head_shape(3, 3, 64)
@@ -211,7 +205,7 @@ def test_mixed_batch_gives_each_sequence_what_it_gets_alone(native: NativeKernel
     rows = [
         Sequence(2, 300, FLAT),
         Sequence(0, 500, AttentionPolicy()),
-        Sequence(3, 40, replace(FLAT, two_level_tokens=0)),
+        Sequence(3, 40, replace(FLAT, min_units=60, max_units=60)),
         Sequence(1, 9, replace(FLAT, sparse=False)),
     ]
     case = open_case(native, heads, rows)
@@ -284,7 +278,7 @@ def test_bad_segments_are_refused(native: NativeKernels) -> None:
 
 def test_parts_are_timed_only_when_asked(native: NativeKernels) -> None:
     heads = head_shape(3, 1, 64)
-    case = open_case(native, heads, [Sequence(3, 64, replace(FLAT, two_level_tokens=0))])
+    case = open_case(native, heads, [Sequence(3, 64, FLAT)])
     part_ns = torch.zeros(NUM_LAYERS, len(ATTENTION_PARTS), dtype=torch.int64)
     timed = with_tiers(case.batch, part_ns=part_ns)
     native.decode_attention(case.q, case.pool, LAYER, timed, heads)

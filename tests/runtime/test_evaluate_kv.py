@@ -16,7 +16,7 @@ from perilune.runtime.evaluate.kv_tasks import Question, build_haystack
 from perilune.runtime.evaluate.kv_tiers import HybridReader, Int8Reader, Scale, TieredContext, policy_of_units
 from tests.runtime.families import make_model, start
 
-TINY = Scale(segment_tokens=96, sink_tokens=16, outliers=16, hot_tokens=32)
+TINY = Scale(segment_tokens=96, sink_tokens=16, hot_tokens=32)
 
 
 @pytest.fixture(scope="module", params=["qwen2-biases", "gemma3-sliding"])
@@ -82,8 +82,8 @@ def test_tiers_and_selection_against_full_precision(model: EvalModel) -> None:
     error_int8 = (int8 - exact).norm() / exact.norm()
     assert 0 < error_int8 < 0.02
     assert error_few > error_int8
-    # 16 sinks, 3 x 16 outliers, 2 units of 16, and the tail of 12 + (1 … 12) bf16 tokens.
-    assert few.budget == pytest.approx((16 + 48 + 32 + 12 + 6.5) / 306.5, rel=0.01)
+    # 16 sinks, 2 units of 16, and the tail of 12 + (1 … 12) bf16 tokens.
+    assert few.budget == pytest.approx((16 + 32 + 12 + 6.5) / 306.5, rel=0.01)
 
 
 def test_a_question_is_right_when_its_answer_is_the_argmax(model: EvalModel) -> None:

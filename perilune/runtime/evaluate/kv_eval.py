@@ -242,7 +242,7 @@ class KvEvaluation:
     def _units(self, budget: float, rows: int) -> int:
         plan = self._plan
         tail = plan.window_tokens + rows
-        return units_of_budget(plan.scale, budget, self._plan.haystack_tokens, plan.haystack_segments, tail)
+        return units_of_budget(plan.scale, budget, plan.haystack_tokens, tail)
 
     # ------------------------------------------------------------------------------------------------- tasks
 

@@ -13,20 +13,19 @@ import torch
 
 from perilune.kernels.tier_attention import Chooser, Far, Near, far_of, hybrid, no_far
 from perilune.kernels.tier_reference import Records, close, encode, rotate
-from perilune.kernels.tiers import OUTLIERS, SEGMENT_TOKENS, SINK_TOKENS, UNIT_TOKENS, AttentionPolicy
+from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS, UNIT_TOKENS, AttentionPolicy
 from perilune.runtime.evaluate.kv_forward import Context, EvalModel, attend
 
-Arrange = Callable[[torch.Tensor, torch.Tensor, int], Records]
-"""Keys and values [Hkv, n, D] and the number of outliers -> a segment's records of one layer."""
+Arrange = Callable[[torch.Tensor, torch.Tensor], Records]
+"""Keys and values [Hkv, n, D] -> a segment's records of one layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes of tiers in tokens. `outliers`, and `sink_tokens`, are multiples of 16."""
+    """Sizes of tiers in tokens, multiples of 16."""
 
     segment_tokens: int = SEGMENT_TOKENS
     sink_tokens: int = SINK_TOKENS
-    outliers: int = OUTLIERS
     hot_tokens: int = 2048
 
     def closed_for_prefill(self, position: int) -> int:
@@ -38,20 +37,15 @@ class Scale:
         return max(0, (position + 1 - window_tokens) // self.segment_tokens)
 
 
-def clustered(k: torch.Tensor, v: torch.Tensor, outliers: int) -> Records:
-    """The product's own arrangement."""
-    return close(k, v, outliers=outliers)
-
-
-def contiguous(k: torch.Tensor, v: torch.Tensor, outliers: int) -> Records:
-    """Pages of 16 neighbours and no outliers, as Quest has them (arXiv 2406.10774). `outliers` is ignored."""
-    return encode(k, v, k[:, :0], v[:, :0])
+def contiguous(k: torch.Tensor, v: torch.Tensor) -> Records:
+    """Pages of 16 neighbours, as Quest has them (arXiv 2406.10774)."""
+    return encode(k.float(), v.float())
 
 
 class TieredContext:
     """The closed segments of a context, quantised once, by layer without a window."""
 
-    def __init__(self, model: EvalModel, context: Context, scale: Scale, arrange: Arrange = clustered) -> None:
+    def __init__(self, model: EvalModel, context: Context, scale: Scale, arrange: Arrange = close) -> None:
         self.model, self.context, self.scale = model, context, scale
         self._arrange = arrange
         self._records: dict[int, list[Records]] = {layer: [] for layer in model.tiered_layers}
@@ -67,7 +61,7 @@ class TieredContext:
                 k, v = (
                     part(layer, first, end).to(torch.bfloat16) for part in (self.context.keys, self.context.values)
                 )
-                records.append(self._arrange(k, v, self.scale.outliers))
+                records.append(self._arrange(k, v))
         if count > self.closed:
             self.closed = count
             self._far.clear()
@@ -83,19 +77,14 @@ class TieredContext:
 
     def near(self, layer: int, k: torch.Tensor, v: torch.Tensor, start: int) -> Near:
         """What rows at `start` … (their own k, v [Hkv, L, D]) read exactly."""
-        context, outliers = self.context, [records.outlier_k.shape[1] for records in self._records[layer]]
         tail = self.closed * self.scale.segment_tokens
         sinks = min(self.scale.sink_tokens, tail)
-        records = self._records[layer]
 
-        def joined(stored: Callable[[int, int, int], torch.Tensor], rows: torch.Tensor, name: str) -> torch.Tensor:
-            kept = [getattr(part, name).float() for part in records]
-            return torch.cat([stored(layer, 0, sinks), *kept, stored(layer, tail, start), rows], 1)
+        def joined(stored: Callable[[int, int, int], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat([stored(layer, 0, sinks), stored(layer, tail, start), rows], 1)
 
-        positions = [torch.arange(sinks), torch.full((sum(outliers),), -1), torch.arange(tail, start + k.shape[1])]
-        return Near(
-            joined(context.keys, k, "outlier_k"), joined(context.values, v, "outlier_v"), torch.cat(positions)
-        )
+        positions = torch.cat([torch.arange(sinks), torch.arange(tail, start + k.shape[1])])
+        return Near(joined(self.context.keys, k), joined(self.context.values, v), positions)
 
 
 class Int8Reader:
@@ -176,10 +165,9 @@ def windowed(
     return attend(q, keys, values, tiered.model.heads, window=window)
 
 
-def units_of_budget(scale: Scale, share: float, context: int, closed: int, tail_tokens: int) -> int:
+def units_of_budget(scale: Scale, share: float, context: int, tail_tokens: int) -> int:
     """Units a row may select so that what it reads exactly is `share` of the context; at least 1."""
-    exact = scale.sink_tokens + closed * scale.outliers + tail_tokens
-    return max(1, round((share * context - exact) / UNIT_TOKENS))
+    return max(1, round((share * context - scale.sink_tokens - tail_tokens) / UNIT_TOKENS))
 
 
 def policy_of_units(units: int, *, summary_weight: float = 1.0, window_tokens: int = 128) -> AttentionPolicy:
