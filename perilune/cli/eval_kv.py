@@ -32,6 +32,7 @@ class Options:
     threads: int
     as_json: bool
     report: Path | None
+    journal: Path | None
 
 
 def run(settings: Settings, texts: Sequence[Path], options: Options) -> None:
@@ -51,7 +52,9 @@ def run(settings: Settings, texts: Sequence[Path], options: Options) -> None:
     text = read_text(texts)
     files = resolve(settings.model.path, settings.home)
     status = StatusLine(quiet=options.as_json)
-    report = evaluate_kv(files.path, text.text, plan, lambda stage: status.update("evaluating", stage))
+    report = evaluate_kv(
+        files.path, text.text, plan, lambda stage: status.update("evaluating", stage), options.journal
+    )
     status.clear()
     told = _json(report)
     if options.report is not None:

@@ -258,7 +258,7 @@ def eval_kv(
     ctx: typer.Context,
     texts: Annotated[list[Path] | None, typer.Argument(help="UTF-8 text files; else Python's reference.")] = None,
     model: Model = None,
-    haystacks: Annotated[int, typer.Option(min=0, help="Haystacks of 63 questions; 0: no tasks.")] = 1,
+    haystacks: Annotated[int, typer.Option(min=0, help="Haystacks of 64 questions; 0: no tasks.")] = 1,
     segments: Annotated[int, typer.Option(min=1, help="Closed segments of 2,048 tokens in a haystack.")] = 3,
     budget: Annotated[list[float] | None, typer.Option(help="Share of the context read exactly.")] = None,
     ablations: Annotated[bool, typer.Option(help="Also without summaries, random, local, oracle, Quest.")] = False,
@@ -266,6 +266,7 @@ def eval_kv(
     hybrid_tokens: Annotated[int, typer.Option(min=0, help="Tokens to compare under hybrid attention.")] = 256,
     context: Annotated[int, typer.Option(min=4608, help="Context of the INT8 comparison, in tokens.")] = 8192,
     threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 0,
+    journal: Annotated[Path | None, typer.Option(help="Keep measured pieces here; a later run goes on.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write the JSON result to this file, too.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -283,6 +284,7 @@ def eval_kv(
         threads=threads,
         as_json=as_json,
         report=report,
+        journal=journal,
     )
     verb.run(ctx.obj.settings(model__path=model), tuple(texts or ()), options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from perilune.kernels.reference import ReferenceKernels
 from perilune.runtime.evaluate.kv_answers import ask, flips, upper_bound
 from perilune.runtime.evaluate.kv_eval import ABLATIONS, KvEvaluation, KvPlan
 from perilune.runtime.evaluate.kv_forward import Context, EvalModel, FullReader, forward, logits_of, prefill
+from perilune.runtime.evaluate.kv_journal import Journal
+from perilune.runtime.evaluate.kv_prefill import ServingPrefill
 from perilune.runtime.evaluate.kv_tasks import Question, build_haystack
 from perilune.runtime.evaluate.kv_tiers import HybridReader, Int8Reader, Scale, TieredContext, policy_of_units
 from tests.runtime.families import make_model, start
@@ -32,7 +35,7 @@ def tokens(count: int, seed: int = 0) -> torch.Tensor:
 
 
 def filled(model: EvalModel, ids: torch.Tensor, chunk: int = 1024, room: int = 0) -> Context:
-    context = Context(model, len(ids) + room)
+    context = Context(model.weights.config, len(ids) + room)
     for _ in prefill(model, ids, context, chunk=chunk):
         pass
     return context
@@ -49,7 +52,7 @@ def test_forward_is_the_decoders(family: str, tmp_path: Path) -> None:
     running = start(tmp_path, kernels)
     model = EvalModel(running.weights, kernels)
     ids = tokens(150)
-    context = Context(model, 150)
+    context = Context(model.weights.config, 150)
     *_, last = prefill(model, ids, context, chunk=47)
     got = logits(model, last[0, -1:])
     torch.testing.assert_close(got, running.prefill([ids.tolist()]), rtol=1e-4, atol=1e-4)
@@ -122,19 +125,22 @@ def test_a_haystack_holds_every_answer_once_and_a_needle_on_each_border() -> Non
     text = decode(hay.token_ids[1:])
     tasks = [question.task for question in hay.questions]
     assert {task: tasks.count(task) for task in set(tasks)} == {
-        "passkey": 6, "multikey": 20, "lookup": 10, "distractor": 10, "repeat": 8, "switch": 8, "aggregate": 1,
+        "passkey": 6, "multikey": 30, "lookup": 6, "distractor": 8, "repeat": 5, "switch": 6, "aggregate": 3,
     }  # fmt: skip
     for question in hay.questions:
         answer, prompt = decode(question.answer), decode(question.prompt)
         if question.task == "aggregate":
-            votes = {
-                colour: text.count(f"One vote for {colour}.")
-                for colour in ("red", "blue", "green", "yellow", "purple")
-            }
-            assert max(votes, key=lambda colour: votes[colour]) == answer.strip()
+            votes = re.findall(re.escape(prompt[1:]) + r" (\w+)\.", text)
+            assert max(votes, key=votes.count) == answer.strip()
+            assert len(votes) == 10
             continue
-        stem = prompt[-12:]  # what stands before the answer, in the needle too
-        assert stem + answer in text, prompt
+        record = prompt[prompt.rindex("\n") + 1 :]
+        assert text.count(f"\n{record} ") == 1, record
+        assert record + answer in text
+    pairs = [
+        re.findall(r"(\w+ \w+) (\d) means", decode(q.prompt))[0] for q in hay.questions if q.task == "distractor"
+    ]
+    assert (len(set(pairs)), len({key for key, _ in pairs})) == (8, 4)
     assert sum(question.place == "border" for question in hay.questions) >= 3
     assert {question.place for question in hay.questions} == {"cold", "border", "middle", "late"}
 
@@ -165,6 +171,40 @@ def test_upper_bound_is_clopper_pearsons() -> None:
     assert upper_bound(2, 40) < upper_bound(3, 40)
 
 
+def test_a_journal_gives_back_what_a_cut_run_kept(tmp_path: Path) -> None:
+    file, of = tmp_path / "kept.jsonl", {"model": "a"}
+    Journal(file, of).put(("answers", 0, "full", 1.0), [[True, False], 1.0])
+    with file.open("a") as half:
+        half.write('{"of": {"model": "a"}, "key": ["answers", 1')
+    again = Journal(file, of)
+    assert again.get(("answers", 0, "full", 1.0)) == [[True, False], 1.0]
+    assert again.get(("answers", 1, "full", 1.0)) is None
+    again.put(("answers", 1, "full", 1.0), [[True], 1.0])
+    assert Journal(file, of).get(("answers", 1, "full", 1.0)) == [[True], 1.0]
+    assert Journal(file, {"model": "b"}).get(("answers", 0, "full", 1.0)) is None
+    (tmp_path / "poem").write_text("Shall I compare thee\n")
+    with pytest.raises(InvalidRequest, match="no journal"):
+        Journal(tmp_path / "poem", of)
+
+
+def test_the_serving_prefill_fills_the_same_context(tmp_path: Path) -> None:
+    make_model("gemma3-sliding", tmp_path)
+    kernels = ReferenceKernels("test")
+    model = EvalModel(start(tmp_path, kernels, max_tokens=512).weights, kernels)
+    ids = tokens(150)
+    want, got = filled(model, ids), ServingPrefill(model.weights, kernels, 160)(ids, 170)
+    assert got.length == 150
+    for layer in range(model.weights.config.num_layers):
+        torch.testing.assert_close(got.keys(layer), want.keys(layer), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(got.values(layer), want.values(layer), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="pool"):
+        ServingPrefill(model.weights, kernels, 96)(ids, 170)
+
+
+def quiet(stage: str) -> None:
+    """Progress that nobody reads."""
+
+
 def test_the_whole_evaluation(tmp_path: Path) -> None:
     """Every part on a small random model, where nothing is answered: counts and budgets must still be right."""
     make_model("qwen2-biases", tmp_path)
@@ -180,7 +220,9 @@ def test_the_whole_evaluation(tmp_path: Path) -> None:
         hybrid_tokens=60, context_tokens=400,
     )  # fmt: skip
     text = "A dull sentence follows the next one and it goes on. " * 200
-    report = KvEvaluation(model, model, by_word, [1], text, plan, lambda stage: None).report("small")
+    fill = ServingPrefill(model.weights, kernels, 512)
+    evaluation = KvEvaluation(model, fill, by_word, [1], text, plan, quiet, Journal(tmp_path / "kept.jsonl", {}))
+    report = evaluation.report("small")
     assert report.int8 is not None
     assert report.int8.whole.tokens == 100
     assert report.int8.whole.kld_mean.value < 0.01
@@ -191,8 +233,14 @@ def test_the_whole_evaluation(tmp_path: Path) -> None:
         assert attention.oracle_error <= attention.error * 1.2
         assert len(attention.heads) == 3 * 4
         assert attention.worst.error == max(head.error for head in attention.heads)
+
+    def never(ids: torch.Tensor, capacity: int) -> Context:
+        raise AssertionError("measured again")
+
+    resumed = KvEvaluation(model, never, by_word, [1], text, plan, quiet, Journal(tmp_path / "kept.jsonl", {}))
+    assert resumed.report("small") == report
     with pytest.raises(InvalidRequest, match="positions"):
-        KvEvaluation(model, model, by_word, [1], text, KvPlan(TINY, context_tokens=9000), lambda stage: None)
+        KvEvaluation(model, fill, by_word, [1], text, KvPlan(TINY, context_tokens=9000), quiet, Journal(None, {}))
     with pytest.raises(InvalidRequest, match="text"):
-        KvEvaluation(model, model, by_word, [1], "short", plan, lambda stage: None)
+        KvEvaluation(model, fill, by_word, [1], "short", plan, quiet, Journal(None, {}))
     assert len(ABLATIONS) == 5

@@ -5,26 +5,32 @@ Decides what is run and on how much text; the runs themselves are in the `kv_*` 
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from perilune.errors import InvalidRequest
+from perilune.kernels import tier_attention, tier_reference, tiers
 from perilune.kernels.tier_attention import Chooser
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.evaluate.kv_answers import Flips, ask, flips
 from perilune.runtime.evaluate.kv_choosers import no_units, oracle, quest, random_units
 from perilune.runtime.evaluate.kv_fidelity import (
     HeadError,
+    Stretch,
     attention_errors,
     hybrid_fidelity,
     int8_fidelity,
     open_stretch,
 )
-from perilune.runtime.evaluate.kv_forward import Context, EvalModel, FullReader, load_eval_model, prefill
+from perilune.runtime.evaluate.kv_forward import Context, EvalModel, FullReader, load_eval_model
+from perilune.runtime.evaluate.kv_journal import Journal, code_digest
+from perilune.runtime.evaluate.kv_prefill import Fill, open_prefill
 from perilune.runtime.evaluate.kv_tasks import Encode, Haystack, Question, build_haystack
 from perilune.runtime.evaluate.kv_tiers import (
     HybridReader,
@@ -34,12 +40,18 @@ from perilune.runtime.evaluate.kv_tiers import (
     policy_of_units,
     units_of_budget,
 )
-from perilune.runtime.evaluate.metrics import Comparison, Fidelity, bucket_edges, by_position, join, summarise
+from perilune.runtime.evaluate.metrics import (
+    Comparison,
+    Fidelity,
+    bucket_edges,
+    by_position,
+    from_lists,
+    join,
+    summarise,
+    to_lists,
+)
+from perilune.runtime.loader import content_name
 from perilune.runtime.tokenizer import load_tokenizer
-from perilune.runtime.weights import Precision
-
-PRECISIONS: tuple[Precision, Precision] = ("fp32", "bf16")
-"""What both sides of a comparison compute in, and what a context they share is prefilled in."""
 
 ABLATIONS = ("no-summary", "random-k", "local-only", "oracle", "quest")
 LEAST_DENSE_SHARE = 0.5
@@ -48,6 +60,7 @@ LEAST_DENSE_SHARE = 0.5
 MIN_PAIRS = 300
 """Fewer dense-correct pairs support no claim."""
 
+_FULL = ("full", 1.0)  # the variant that the others are paired with
 QUESTION_TOKENS = 120  # room after the haystack for a question and its answer
 _PROBED_ROWS = 64
 
@@ -146,21 +159,47 @@ class KvReport:
     tasks: tuple[TaskFlips, ...]
 
 
-def evaluate_kv(path: Path, text: str, plan: KvPlan, say: Progress) -> KvReport:
-    """Load a model and run a plan on real text. Raises `InvalidRequest` where text or window is too short."""
+def evaluate_kv(path: Path, text: str, plan: KvPlan, say: Progress, journal: Path | None = None) -> KvReport:
+    """Load a model and run a plan on real text; `journal` keeps what is measured and gives it back to a later run.
+
+    Raises `InvalidRequest` where text or window is too short.
+    """
     checkpoint = open_checkpoint(path)
     try:
-        tokenizer = load_tokenizer(checkpoint)
+        tokenizer, content = load_tokenizer(checkpoint), content_name(checkpoint)
     finally:
         checkpoint.close()
     say("loading")
-    model, fast = (load_eval_model(path, plan.positions, precision) for precision in PRECISIONS)
-    evaluation = KvEvaluation(model, fast, tokenizer.encode, tokenizer.bos_ids, text, plan, say)
+    evaluation = KvEvaluation(
+        load_eval_model(path, plan.positions),
+        open_prefill(path, plan.positions),
+        tokenizer.encode,
+        tokenizer.bos_ids,
+        text,
+        plan,
+        say,
+        Journal(journal, _measured(content, text, plan)),
+    )
     return evaluation.report(path.name)
 
 
+def _measured(content: str, text: str, plan: KvPlan) -> dict[str, Any]:
+    """What pieces of this plan are measured of; how many there are is not part of it."""
+    here = Path(__file__).parent
+    sources = [Path(str(module.__file__)) for module in (tier_attention, tier_reference, tiers)]
+    return {
+        "model": content,
+        "text": hashlib.sha256(text.encode()).hexdigest()[:16],
+        "code": code_digest([*sources, *here.glob("kv_*.py")]),
+        "scale": asdict(plan.scale),
+        "window_tokens": plan.window_tokens,
+        "context_tokens": plan.context_tokens,
+        "haystack_segments": plan.haystack_segments,
+    }
+
+
 class KvEvaluation:
-    """One evaluation of a model. `fast` is the same model in a cheaper precision, for what both sides share.
+    """One evaluation of a model. `model` computes in fp32; `fill` makes the contexts that both sides share.
 
     Raises `InvalidRequest` where the text or the model's window is too short for the plan.
     """
@@ -168,14 +207,16 @@ class KvEvaluation:
     def __init__(
         self,
         model: EvalModel,
-        fast: EvalModel,
+        fill: Fill,
         encode: Encode,
         bos_ids: Sequence[int],
         text: str,
         plan: KvPlan,
         say: Progress,
+        journal: Journal,
     ) -> None:
-        self._model, self._fast, self._encode, self._plan, self._say = model, fast, encode, plan, say
+        self._model, self._fill, self._encode, self._plan, self._say = model, fill, encode, plan, say
+        self._journal = journal
         self._bos_ids = list(bos_ids)
         window = model.weights.config.max_context_tokens
         if plan.positions > window:
@@ -214,30 +255,49 @@ class KvEvaluation:
         plan, scale = self._plan, self._plan.scale
         start = scale.hot_tokens + scale.segment_tokens
         parts: list[Comparison] = []
-        for ids in self._stretches(plan.context_tokens):
+        for number, ids in enumerate(self._stretches(plan.context_tokens)):
             missing = plan.int8_tokens - sum(map(len, parts))
             if missing <= 0:
                 break
             self._say(f"INT8 tier: {plan.int8_tokens - missing} of {plan.int8_tokens} tokens")
-            stretch = open_stretch(self._fast, ids[: start + missing + 1], start)
-            parts.append(int8_fidelity(self._model, stretch, self._tiered))
+            wanted = ids[: start + missing + 1]
+            key = ("int8", number, len(wanted))
+            kept = self._journal.get(key)
+            if kept is None:
+                found = int8_fidelity(self._model, open_stretch(self._fill, wanted, start), self._tiered)
+                self._journal.put(key, to_lists(found))
+            else:
+                found = from_lists(kept)
+            parts.append(found)
         return _by_position(parts)
 
     def hybrid(self) -> tuple[tuple[HybridFidelity, ...], tuple[AttentionReport, ...]]:
         """Every row sparse, after a context of whole segments and a window; and its attention outputs."""
         plan, length = self._plan, self._plan.haystack_tokens
-        stretch = open_stretch(self._fast, next(self._stretches(length + plan.hybrid_tokens + 1)), length)
+        ids = next(self._stretches(length + plan.hybrid_tokens + 1))
+        stretch: Stretch | None = None
         found, attention = [], []
         for budget in plan.budgets:
-            self._say(f"hybrid attention at {budget:.0%}: {plan.hybrid_tokens} tokens")
-            policy = policy_of_units(self._units(budget, plan.hybrid_tokens // 2), window_tokens=plan.window_tokens)
-            comparison, measured = hybrid_fidelity(self._model, stretch, self._tiered, policy)
-            found.append(HybridFidelity(budget, measured, _by_position([comparison])))
-            tiered = self._tiered(stretch.context)
-            tiered.close_to(plan.haystack_segments)
-            rows = stretch.token_ids[length : length + _PROBED_ROWS]
-            attention.append(_attention(budget, attention_errors(self._model, rows, tiered, policy)))
+            key = ("hybrid", budget, plan.hybrid_tokens)
+            kept = self._journal.get(key)
+            if kept is None:
+                self._say(f"hybrid attention at {budget:.0%}: {plan.hybrid_tokens} tokens")
+                stretch = stretch or open_stretch(self._fill, ids, length)
+                kept = self._hybrid_piece(stretch, budget)
+                self._journal.put(key, kept)
+            found.append(HybridFidelity(budget, kept["budget"], _by_position([from_lists(kept["rows"])])))
+            attention.append(_attention(budget, [HeadError(**head) for head in kept["heads"]]))
         return tuple(found), tuple(attention)
+
+    def _hybrid_piece(self, stretch: Stretch, budget: float) -> dict[str, Any]:
+        plan, length = self._plan, self._plan.haystack_tokens
+        policy = policy_of_units(self._units(budget, plan.hybrid_tokens // 2), window_tokens=plan.window_tokens)
+        rows, measured = hybrid_fidelity(self._model, stretch, self._tiered, policy)
+        tiered = self._tiered(stretch.context)
+        tiered.close_to(plan.haystack_segments)
+        probed = stretch.token_ids[length : length + _PROBED_ROWS]
+        heads = attention_errors(self._model, probed, tiered, policy)
+        return {"budget": measured, "rows": to_lists(rows), "heads": [asdict(head) for head in heads]}
 
     def _units(self, budget: float, rows: int) -> int:
         plan = self._plan
@@ -250,24 +310,19 @@ class KvEvaluation:
         """Every haystack's questions under full precision and each variant, paired."""
         plan = self._plan
         questions: list[Question] = []
-        dense: list[bool] = []
         answers: dict[tuple[str, float], list[bool]] = defaultdict(list)
-        budgets: dict[tuple[str, float], list[float]] = defaultdict(list)
+        shares: dict[tuple[str, float], list[float]] = defaultdict(list)
         for number in range(plan.haystacks):
-            self._say(f"haystack {number + 1} of {plan.haystacks}")
             hay = self._haystack(plan.seed + number)
-            context = Context(self._model, len(hay.token_ids))
-            for _ in prefill(self._fast, torch.tensor(hay.token_ids), context):
-                pass
             questions += hay.questions
-            dense += ask(self._model, hay.questions, context.length, FullReader(self._model, context))
-            for variant, budget, reader in self._readers(context, hay):
-                answers[variant, budget] += ask(self._model, hay.questions, context.length, reader)
-                budgets[variant, budget].append(reader.budget)
+            for variant, (right, share) in self._answers(hay, number).items():
+                answers[variant] += right
+                shares[variant].append(share)
+        dense = answers.pop(_FULL, [])
         return [
-            TaskFlips(variant, budget, sum(shares) / len(shares), group, flips(before, after))
-            for (variant, budget), shares in budgets.items()
-            for group, before, after in _groups(questions, dense, answers[variant, budget])
+            TaskFlips(*variant, sum(shares[variant]) / len(shares[variant]), group, flips(before, after))
+            for variant, right in answers.items()
+            for group, before, after in _groups(questions, dense, right)
         ]
 
     def _haystack(self, seed: int) -> Haystack:
@@ -281,33 +336,52 @@ class KvEvaluation:
             start=self._bos_ids,
         )
 
-    def _readers(self, context: Context, hay: Haystack) -> Iterator[tuple[str, float, HybridReader]]:
-        """Variants one by one, so that only one holds its dequantised segments."""
+    def _answers(self, hay: Haystack, number: int) -> dict[tuple[str, float], tuple[list[bool], float]]:
+        """By variant and budget: which questions are answered right, and the measured budget."""
         plan = self._plan
+        wanted = [_FULL, *((name, budget) for budget in plan.budgets for name in ("hybrid", *plan.ablations))]
+        found: dict[tuple[str, float], tuple[list[bool], float]] = {}
+        tiered: TieredContext | None = None
+        for variant, budget in wanted:
+            key = ("answers", plan.seed + number, variant, budget)
+            kept = self._journal.get(key)
+            if kept is None:
+                self._say(f"haystack {number + 1} of {plan.haystacks}: {variant} {budget:.0%}")
+                tiered = tiered or self._tiered(self._fill(torch.tensor(hay.token_ids), len(hay.token_ids)))
+                kept = self._asked(hay, tiered, variant, budget)
+                self._journal.put(key, kept)
+            found[variant, budget] = kept[0], kept[1]
+        return found
+
+    def _asked(self, hay: Haystack, tiered: TieredContext, variant: str, budget: float) -> tuple[list[bool], float]:
+        start = tiered.context.length
+        if (variant, budget) == _FULL:
+            return ask(self._model, hay.questions, start, FullReader(self._model, tiered.context)), 1.0
         rows = sum(len(q.prompt) + len(q.answer) for q in hay.questions) // len(hay.questions) // 2
-        tiered = self._tiered(context)
-        tiered.close_to(plan.haystack_segments)
-        for budget in plan.budgets:
-            policy = policy_of_units(self._units(budget, rows), window_tokens=plan.window_tokens)
-            yield "hybrid", budget, HybridReader(tiered, policy)
-            bare = replace(policy, summary_weight=0.0)
-            units = policy.topk_units
-            choosers: dict[str, Chooser] = {
-                "random-k": random_units(units, plan.seed),
-                "local-only": no_units(),
-                "oracle": oracle(units),
-            }
-            for name in plan.ablations:
-                if name == "no-summary":
-                    yield name, budget, HybridReader(tiered, bare)
-                elif name == "quest":
-                    pages = TieredContext(self._model, context, plan.scale, contiguous)
-                    pages.close_to(plan.haystack_segments)
-                    yield name, budget, HybridReader(pages, bare, choose=_quest(units, pages))
-                else:
-                    chooser = choosers[name]
-                    given = bare if name == "local-only" else policy
-                    yield name, budget, HybridReader(tiered, given, choose=_always(chooser))
+        tiered.close_to(self._plan.haystack_segments)
+        reader = self._reader(tiered, variant, self._units(budget, rows))
+        return ask(self._model, hay.questions, start, reader), reader.budget
+
+    def _reader(self, tiered: TieredContext, variant: str, units: int) -> HybridReader:
+        plan = self._plan
+        policy = policy_of_units(units, window_tokens=plan.window_tokens)
+        bare = replace(policy, summary_weight=0.0)
+        match variant:
+            case "hybrid":
+                return HybridReader(tiered, policy)
+            case "no-summary":
+                return HybridReader(tiered, bare)
+            case "random-k":
+                return HybridReader(tiered, policy, choose=_always(random_units(units, plan.seed)))
+            case "local-only":
+                return HybridReader(tiered, bare, choose=_always(no_units()))
+            case "oracle":
+                return HybridReader(tiered, policy, choose=_always(oracle(units)))
+            case "quest":
+                pages = TieredContext(self._model, tiered.context, plan.scale, contiguous)
+                pages.close_to(plan.haystack_segments)
+                return HybridReader(pages, bare, choose=_quest(units, pages))
+        raise ValueError(f"no variant {variant}")
 
 
 def _always(chooser: Chooser) -> Callable[[int], Chooser]:

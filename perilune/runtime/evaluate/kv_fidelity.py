@@ -15,7 +15,8 @@ import torch
 from perilune.kernels.tier_attention import Chooser, Scores, by_mass, hybrid
 from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.evaluate.kv_choosers import oracle, true_mass
-from perilune.runtime.evaluate.kv_forward import Context, EvalModel, FullReader, Reader, forward, logits_of, prefill
+from perilune.runtime.evaluate.kv_forward import Context, EvalModel, FullReader, Reader, forward, logits_of
+from perilune.runtime.evaluate.kv_prefill import Fill
 from perilune.runtime.evaluate.kv_tiers import HybridReader, Int8Reader, TieredContext
 from perilune.runtime.evaluate.metrics import Comparison, compare, join
 
@@ -31,12 +32,9 @@ class Stretch:
     context: Context
 
 
-def open_stretch(fast: EvalModel, token_ids: torch.Tensor, start: int) -> Stretch:
-    """Prefill int64 [N] up to `start` with `fast` (bf16 weights are enough: both sides share it)."""
-    context = Context(fast, len(token_ids))
-    for _ in prefill(fast, token_ids[:start], context):
-        pass
-    return Stretch(token_ids, start, context)
+def open_stretch(fill: Fill, token_ids: torch.Tensor, start: int) -> Stretch:
+    """int64 [N] with a context up to `start`, which both sides share."""
+    return Stretch(token_ids, start, fill(token_ids[:start], len(token_ids)))
 
 
 def int8_fidelity(model: EvalModel, stretch: Stretch, tiered: Callable[[Context], TieredContext]) -> Comparison:

@@ -20,6 +20,7 @@ from perilune.kernels.interface import BLOCK_TOKENS, HeadShape, KVLayout, KVPool
 from perilune.kernels.reference import ReferenceKernels, kv_views
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.memory import free_memory_bytes
+from perilune.runtime.model_config import ModelConfig
 from perilune.runtime.weights import LayerWeights, ModelWeights, Precision, WeightBuilder, memory_need
 
 LOGIT_ROWS = 128
@@ -54,8 +55,7 @@ class Reader(Protocol):
 class Context:
     """KV of a sequence so far, fp32, by layer: `keys(layer)` and `values(layer)` are [Hkv, length, D]."""
 
-    def __init__(self, model: EvalModel, capacity: int) -> None:
-        config = model.weights.config
+    def __init__(self, config: ModelConfig, capacity: int) -> None:
         shape = (config.num_layers, config.num_kv_heads, capacity, config.head_dim)
         self._k, self._v = torch.empty(shape), torch.empty(shape)
         self.length = 0

@@ -1,15 +1,18 @@
 """Questions whose answers stand once in a long haystack of real text, and how the haystack is built.
 
-A haystack holds many needles, so that one prefill serves many questions. Facts are drawn from a seed. Knows tokens
-through an `encode` function; nothing of models, attention or scores.
+A haystack holds many needles, so that one prefill serves many questions. Facts are drawn from a seed; no word is
+key or value twice. A question is the beginning of its needle, so that small base models can answer it too: what is
+tested is whether a needle is found, not whether an instruction is followed. Keys are two words, since models of
+this size mix up needles that one common word tells apart, with full KV. Knows tokens through an `encode` function;
+nothing of models, attention or scores.
 
     passkey     one fact of its kind (six kinds)
-    multikey    the same sentence with twenty keys
-    lookup      lines of JSON, a value by its key
-    distractor  keys that differ from another one in one digit
+    multikey    the same sentence with thirty keys
+    lookup      rows of a table
+    distractor  pairs of keys that differ in one digit
     repeat      a sentence of random words, continued from its first half
-    switch      a multikey question after another topic's question and answer: the facts asked for lie elsewhere
-    aggregate   the colour most often voted for
+    switch      a multikey question after another topic's needle: the facts asked for lie elsewhere
+    aggregate   what was voted for most often
 """
 
 from __future__ import annotations
@@ -24,46 +27,36 @@ Place = Literal["cold", "border", "middle", "late"]
 Encode = Callable[[str], list[int]]
 
 _PASSKEYS = (
-    ("The pass key is {}. Remember it: {} is the pass key.", "What is the pass key?", "The pass key is"),
-    ("The launch code of the rocket is {}.", "Can we start?", "The launch code of the rocket is"),
-    ("My locker combination is {}.", "How do I open my locker?", "My locker combination is"),
-    ("The invoice total was {} dollars.", "What do we owe?", "The invoice total was"),
-    ("The ship's registration number is {}.", "Which ship is it?", "The ship's registration number is"),
-    ("The museum's telephone extension is {}.", "How do I call?", "The museum's telephone extension is"),
+    "The pass key is the",
+    "The rocket's launch code is the",
+    "My locker opens with the",
+    "The invoice was paid for the",
+    "The ship in the painting carries a",
+    "The museum's oldest piece is the",
 )
-_ADJECTIVES = (
-    "amber",
-    "brave",
-    "calm",
-    "dusty",
-    "eager",
-    "fancy",
-    "gentle",
-    "hollow",
-    "icy",
-    "jolly",
-    "kind",
-    "odd",
+_KEYS, _ROWS, _PAIRS, _LISTS, _SWITCHES = 30, 6, 4, 5, 6
+_LIST_KNOWN, _LIST_ASKED, _LIST_AFTER = 3, 2, 3
+_POLLS = (
+    ("One vote for {}.", ("red", "blue", "green", "yellow")),
+    ("The jury picked the {}.", ("lion", "horse", "duck", "snake")),
+    ("Sold: one {}.", ("apple", "banana", "cherry", "melon")),
 )
-_NOUNS = (
-    "anchor",
-    "beetle",
-    "canyon",
-    "dolphin",
-    "engine",
-    "falcon",
-    "garden",
-    "harbor",
-    "island",
-    "jacket",
-    "kettle",
-)
-_WORDS = (
-    *("river", "copper", "window", "sister", "market", "thunder", "pepper", "candle", "forest", "silver", "basket"),
-    *("monkey", "carpet", "winter", "orange", "rocket", "button", "ticket", "mirror", "pencil", "flower", "dragon"),
-    *("bottle", "lemon", "tiger", "castle", "school", "guitar", "planet", "shadow", "blanket", "doctor", "summer"),
-)
-_COLOURS = ("red", "blue", "green", "yellow", "purple")
+_MAJORITY = 7  # votes for the winner; one for each of the others
+_WORDS = """
+river copper window sister market thunder pepper candle forest silver basket monkey carpet winter orange rocket
+button ticket mirror pencil flower dragon bottle lemon tiger castle school guitar planet shadow blanket doctor
+summer anchor beetle canyon dolphin engine falcon garden harbor island jacket kettle ladder meadow needle oven
+parrot quarry ribbon saddle tunnel umbrella valley wagon violin barrel camera desert eagle feather glacier
+hammer jungle kitchen lantern magnet orchard pillow rabbit spoon temple turtle vase walnut whistle zebra bridge
+cactus drum fountain helmet apple bread cheese butter sugar honey coffee onion potato tomato carrot corn rice
+salt soup cake milk water wine piano trumpet paper letter stamp coin jewel crown sword shield arrow knife fork
+plate bowl chair table door roof wall floor stone brick wood iron gold glass cotton silk wool leather horse cow
+sheep goat pig dog cat mouse lion bear wolf fox deer snake frog fish shark whale duck goose chicken bird bee ant
+spider butterfly train truck ship boat plane bicycle wheel road street hotel hospital church museum library
+theater prison palace tower farm factory office beach ocean lake mountain hill cave moon star sun cloud rain
+snow wind storm fire ice king queen prince soldier farmer teacher pilot nurse painter singer writer actor judge
+priest thief baker tailor hunter sailor
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +79,16 @@ class Haystack:
 
 @dataclass(frozen=True, slots=True)
 class _Needle:
+    """`stem`, a value and `end` stand in the haystack; the stem is the question."""
+
     task: Task
-    text: str
-    question: str
-    answer: str
+    stem: str
+    value: str
+    end: str = "."
+
+    @property
+    def text(self) -> str:
+        return f"\n{self.stem} {self.value}{self.end}\n"
 
 
 def build_haystack(
@@ -107,10 +106,10 @@ def build_haystack(
     filler is too short or the needles don't fit.
     """
     rng = random.Random(seed)
-    needles = _needles(rng)
-    colours = _votes(rng)
-    votes = [encode(f"\nOne vote for {colour}.\n") for colour in colours]
-    coded = [(needle, encode(f"\n{needle.text}\n")) for needle in needles]
+    needles = list(_needles(rng))
+    polls = [_poll(rng, form, options) for form, options in _POLLS]
+    votes = [encode(f"\n{line}\n") for poll in polls for line in poll.lines()]
+    coded = [(needle, encode(needle.text)) for needle in needles]
     if sum(len(ids) for _, ids in coded) + sum(map(len, votes)) > length // 2:
         raise ValueError(f"a haystack of {length} tokens is too short for its needles")
     if len(filler) < length:
@@ -133,51 +132,30 @@ def build_haystack(
         out.append(next(text))
     if len(out) > length:
         raise ValueError("the needles don't fit")
-    questions = [*_questions(rng, encode, placed), _aggregate(encode, colours[0])]
+    questions = [*_questions(rng, encode, placed), *(poll.question(encode) for poll in polls)]
     return Haystack(tuple(out), tuple(questions))
 
 
-def _needles(rng: random.Random) -> list[_Needle]:
-    found = []
-    numbers = iter(rng.sample(range(10000, 99999), 80))
-    for text, question, stem in _PASSKEYS:
-        value = str(next(numbers))
-        found.append(_Needle("passkey", text.format(value, value), f"{question} {stem}", f" {value}"))
-    pairs = rng.sample([f"{a}-{n}" for a in _ADJECTIVES for n in _NOUNS], 20)
-    for pair in pairs:
-        value = str(next(numbers))
-        stem = f"The special number of the {pair} is"
-        found.append(
-            _Needle(
-                "multikey", f"{stem} {value}.", f"What is the special number of the {pair}? {stem}", f" {value}"
-            )
-        )
-    for name in rng.sample(range(100, 999), 10):
-        value = str(next(numbers))
-        found.append(
-            _Needle("lookup", f'{{"user-{name}": "{value}"}}', f'Look up user-{name}.\n{{"user-{name}": "', value)
-        )
-    for room in rng.sample(range(1000, 9990, 10), 5):
-        for number in (room + 3, room + 4):
-            value = str(next(numbers))
-            stem = f"The code of room {number} is"
-            found.append(
-                _Needle("distractor", f"{stem} {value}.", f"What is the code of room {number}? {stem}", f" {value}")
-            )
-    for _ in range(8):
-        words = rng.sample(_WORDS, 10)
-        text = "The sentence to repeat is: " + " ".join(words)
-        found.append(
-            _Needle(
-                "repeat", text + ".", "The sentence to repeat is: " + " ".join(words[:5]), " " + " ".join(words[5:])
-            )
-        )
-    return found
+def _needles(rng: random.Random) -> Iterator[_Needle]:
+    words = iter(rng.sample(_WORDS.split(), _WORDS.count(" ")))
 
+    def key() -> str:
+        return f"{next(words)} {next(words)}"
 
-def _votes(rng: random.Random) -> list[str]:
-    winner, *others = rng.sample(_COLOURS, 4)
-    return [winner] * 7 + others
+    def needle(task: Task, stem: str, end: str = ".") -> _Needle:
+        return _Needle(task, stem, next(words), end)
+
+    yield from (needle("passkey", stem) for stem in _PASSKEYS)
+    yield from (needle("multikey", f"The {key()} means") for _ in range(_KEYS))
+    yield from (needle("lookup", f"| {key()} {number} |", " |") for number in rng.sample(range(100, 1000), _ROWS))
+    for _ in range(_PAIRS):
+        shared, digits = key(), rng.sample(range(1, 10), 2)
+        yield from (needle("distractor", f"The {shared} {digit} means") for digit in digits)
+    for _ in range(_LISTS):
+        known, asked, after = (
+            " ".join(next(words) for _ in range(count)) for count in (_LIST_KNOWN, _LIST_ASKED, _LIST_AFTER)
+        )
+        yield _Needle("repeat", f"The sentence to repeat is: {known}", asked, f" {after}.")
 
 
 def _spread(rng: random.Random, length: int, borders: list[int], count: int) -> list[int]:
@@ -196,18 +174,33 @@ def _place(at: int, size: int, length: int, segment_tokens: int) -> Place:
 
 
 def _questions(rng: random.Random, encode: Encode, placed: Sequence[tuple[_Needle, Place]]) -> Iterator[Question]:
-    for needle, place in placed:
-        prompt = f"\n\n{needle.question}"
-        yield Question(needle.task, place, tuple(encode(prompt)), tuple(encode(needle.answer)))
+    def asked(task: Task, needle: _Needle, place: Place, before: str = "") -> Question:
+        prompt = encode(f"{before}\n{needle.stem}")
+        return Question(task, place, tuple(prompt), tuple(encode(f" {needle.value}")))
+
+    yield from (asked(needle.task, needle, place) for needle, place in placed)
     keys = [(needle, place) for needle, place in placed if needle.task == "multikey"]
-    others = [needle for needle, _ in placed if needle.task in ("passkey", "repeat")]
-    for needle, place in rng.sample(keys, 8):
-        before = rng.choice(others)
-        prompt = f"\n\n{before.question}{before.answer}.\n\nNow something else. {needle.question}"
-        yield Question("switch", place, tuple(encode(prompt)), tuple(encode(needle.answer)))
+    others = [needle.text for needle, _ in placed if needle.task in ("passkey", "repeat")]
+    for needle, place in rng.sample(keys, _SWITCHES):
+        yield asked("switch", needle, place, rng.choice(others))
 
 
-def _aggregate(encode: Encode, winner: str) -> Question:
-    """Which colour had the most votes; its evidence is spread over the whole haystack."""
-    prompt = "\n\nWhich colour had the most votes? Most votes were for"
-    return Question("aggregate", "middle", tuple(encode(prompt)), tuple(encode(f" {winner}")))
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    """Votes whose evidence is spread over the whole haystack."""
+
+    form: str
+    winner: str
+    others: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        return [self.form.format(option) for option in (*[self.winner] * _MAJORITY, *self.others)]
+
+    def question(self, encode: Encode) -> Question:
+        prompt, _ = self.form.split(" {}")
+        return Question("aggregate", "middle", tuple(encode(f"\n{prompt}")), tuple(encode(f" {self.winner}")))
+
+
+def _poll(rng: random.Random, form: str, options: Sequence[str]) -> _Poll:
+    winner, *others = rng.sample(options, len(options))
+    return _Poll(form, winner, tuple(others))

@@ -149,7 +149,7 @@ def _question(encode: Encode, fact: Fact) -> Question:
 
 
 def _answers(model: EvalModel, text: Sequence[int], questions: Sequence[Question]) -> list[bool]:
-    context = Context(model, -(-len(text) // BLOCK_TOKENS) * BLOCK_TOKENS)
+    context = Context(model.weights.config, -(-len(text) // BLOCK_TOKENS) * BLOCK_TOKENS)
     for _ in prefill(model, torch.tensor(text), context):
         pass
     return ask(model, questions, context.length, FullReader(model, context))

@@ -9,7 +9,7 @@ together. Knows nothing of models, files or printing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -107,6 +107,23 @@ def _compare_rows(
     columns = (kld, same, -log_p[rows, next_tokens], -log_q[rows, next_tokens])
     p, s, r, c = (column.double().numpy() for column in columns)
     return p, s, r, c
+
+
+def to_lists(comparison: Comparison) -> dict[str, list[float]]:
+    """As JSON holds it, exact."""
+    return {field.name: getattr(comparison, field.name).tolist() for field in fields(Comparison)}
+
+
+def from_lists(lists: Mapping[str, Sequence[float]]) -> Comparison:
+    """The comparison that `to_lists` took apart."""
+    kld, same_top, reference, candidate, positions = (lists[field.name] for field in fields(Comparison))
+    return Comparison(
+        np.array(kld, np.float64),
+        np.array(same_top, np.bool_),
+        np.array(reference, np.float64),
+        np.array(candidate, np.float64),
+        np.array(positions, np.int64),
+    )
 
 
 def join(comparisons: Iterable[Comparison]) -> Comparison:

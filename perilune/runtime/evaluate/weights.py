@@ -209,7 +209,7 @@ def _hidden(
     found: list[torch.Tensor] = []
     done = 0
     for stretch in stretches:
-        context, rows = Context(model, len(stretch)), []
+        context, rows = Context(model.weights.config, len(stretch)), []
         for part in prefill(model, stretch, context, chunk=CHUNK_TOKENS):
             rows.append(part[0])
             done += part.shape[1]
