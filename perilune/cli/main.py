@@ -258,7 +258,7 @@ def eval_kv(
     ctx: typer.Context,
     texts: Annotated[list[Path] | None, typer.Argument(help="UTF-8 text files; else Python's reference.")] = None,
     model: Model = None,
-    haystacks: Annotated[int, typer.Option(min=0, help="Haystacks of 64 questions; 0: no tasks.")] = 1,
+    haystacks: Annotated[int, typer.Option(min=0, help="Haystacks of 43 questions; 0: no tasks.")] = 1,
     segments: Annotated[int, typer.Option(min=1, help="Closed segments of 2,048 tokens in a haystack.")] = 3,
     budget: Annotated[list[float] | None, typer.Option(help="Share of the context read exactly.")] = None,
     ablations: Annotated[bool, typer.Option(help="Also without summaries, random, local, oracle, Quest.")] = False,

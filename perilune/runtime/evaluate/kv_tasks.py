@@ -7,7 +7,7 @@ this size mix up needles that one common word tells apart, with full KV. Knows t
 nothing of models, attention or scores.
 
     passkey     one fact of its kind (six kinds)
-    multikey    the same sentence with thirty keys
+    multikey    a sentence and a row of a table, with eight keys each
     lookup      rows of a table
     distractor  pairs of keys that differ in one digit
     repeat      a sentence of random words, continued from its first half
@@ -34,7 +34,8 @@ _PASSKEYS = (
     "The ship in the painting carries a",
     "The museum's oldest piece is the",
 )
-_KEYS, _ROWS, _PAIRS, _LISTS, _SWITCHES = 30, 6, 4, 5, 6
+_SENTENCES = (("The {} means", "."), ("| {} |", " |"))
+_KEYS, _ROWS, _PAIRS, _LISTS, _SWITCHES = 8, 4, 2, 4, 6
 _LIST_KNOWN, _LIST_ASKED, _LIST_AFTER = 3, 2, 3
 _POLLS = (
     ("One vote for {}.", ("red", "blue", "green", "yellow")),
@@ -146,11 +147,12 @@ def _needles(rng: random.Random) -> Iterator[_Needle]:
         return _Needle(task, stem, next(words), end)
 
     yield from (needle("passkey", stem) for stem in _PASSKEYS)
-    yield from (needle("multikey", f"The {key()} means") for _ in range(_KEYS))
+    for sentence, end in _SENTENCES:
+        yield from (needle("multikey", sentence.format(key()), end) for _ in range(_KEYS))
     yield from (needle("lookup", f"| {key()} {number} |", " |") for number in rng.sample(range(100, 1000), _ROWS))
     for _ in range(_PAIRS):
         shared, digits = key(), rng.sample(range(1, 10), 2)
-        yield from (needle("distractor", f"The {shared} {digit} means") for digit in digits)
+        yield from (needle("distractor", f"Door {digit} of the {shared} hides the") for digit in digits)
     for _ in range(_LISTS):
         known, asked, after = (
             " ".join(next(words) for _ in range(count)) for count in (_LIST_KNOWN, _LIST_ASKED, _LIST_AFTER)
