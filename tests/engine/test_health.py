@@ -7,7 +7,6 @@ with one thing wrong, lets questions decode beside each other, and looks at what
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from perilune.kernels.tiers import SEGMENT_UNITS, AttentionPolicy
 from perilune.runtime.kv.disk import DiskKVStore
 from perilune.runtime.kv.sizing import TierSettings
 from perilune.runtime.loader import LoadedModel, load_model
+from perilune.runtime.mri import StepPlan
 from perilune.runtime.torch_runtime import TorchRuntime
 from perilune.service.kv_health import as_json, diagnose
 from tests.engine.harness import Listener, ingest, spec
@@ -166,9 +166,9 @@ def test_a_cold_tier_that_the_disk_serves_is_named(kept: Kept) -> None:
         listener = Listener()
         engine.submit(kept.question(1), listener)
         listener.wait_token(120)  # prefill reads all of COLD first: it would take minutes
+        short_of_memory(engine, kept.runtime)
         engine.debug_attention(True)
-        with short_of_memory(kept.runtime):
-            assert listener.wait(200) is FinishReason.LENGTH
+        assert listener.wait(200) is FinishReason.LENGTH
         health = engine.health()
         assert health.tally.cold_steps_missed > 0
         assert health.tally.cold_stall_s > 0
@@ -196,24 +196,17 @@ def test_answers_cut_for_want_of_room_are_named(smollm2_path: Path) -> None:
     assert told == {"answers_cut": "kv_cache.ram"}
 
 
-@contextmanager
-def short_of_memory(runtime: TorchRuntime) -> Iterator[None]:
-    """Page COLD out, again and again."""
+def short_of_memory(engine: EngineLoop, runtime: TorchRuntime) -> None:
+    """From now on the system drops COLD's pages before each step."""
     assert runtime.tiers is not None
-    cold = runtime.tiers._cold
+    cold, plan = runtime.tiers._cold, engine._stepper.plan
     assert cold is not None
     cold._map.flush()  # what is clean can be dropped
-    libc, ended = ctypes.CDLL(None), threading.Event()
+    libc = ctypes.CDLL(None)
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
-    def page_out() -> None:
-        while not ended.wait(0.02):
-            libc.madvise(cold.address(0), len(cold._map), _MADV_PAGEOUT)
+    def after_a_shortage() -> StepPlan | None:
+        libc.madvise(cold.address(0), len(cold._map), _MADV_PAGEOUT)
+        return plan()
 
-    thread = threading.Thread(target=page_out)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    engine._stepper.plan = after_a_shortage  # type: ignore[method-assign]
