@@ -117,7 +117,7 @@ class PressureGauge:
         return self.use
 
     def _compression(self) -> float:
-        """1 - WARM bytes over fp32 bytes of the same tokens, summaries and outliers counted."""
+        """1 - WARM bytes over fp32 bytes of the same tokens, summaries counted."""
         if self._tiers is None:
             return 1.0
         plain = self._tiers.segment_tokens * self._kv.token_bytes * 4 // self._kv.element_bytes

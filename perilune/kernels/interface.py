@@ -87,12 +87,12 @@ class SegmentPool:
 
 ATTENTION_STATS = ("exact_mass", "selected_mass", "summary_mass", "border_mass", "entropy", "exact_tokens")
 """What a decode row reports of one layer: means over query heads of the share of (estimated) attention mass that
-fell on sinks, bf16 blocks and outliers; on selected units; on summaries; on summaries of the segments that reach
+fell on sinks and bf16 blocks; on selected units; on summaries; on summaries of the segments that reach
 within twice the exact zone; the entropy of the row's weights over log of its tokens (0 … 1); and tokens read
 exactly, by one KV head."""
 
 ATTENTION_PARTS = ("index", "exact", "selected", "summary", "merge")
-"""What decode attention spends its time on: scoring and selection; sinks, bf16 blocks, outliers and segments read
+"""What decode attention spends its time on: scoring and selection; sinks, bf16 blocks and segments read
 whole; selected units; means; putting the parts together."""
 
 

@@ -252,7 +252,7 @@ def _rounded(q: torch.Tensor) -> torch.Tensor:
 
 def _rounded_rest(q: torch.Tensor, codes: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
     """q [Hkv, G, T, D] times spread and signs, by tables of rounded sums of four channels -> [Hkv, G, T, U, 16]."""
-    words = q.unflatten(-1, (-1, 4))
+    words = q.view(*q.shape[:3], -1, 4)
     sizes = words.abs().sum(-1)
     widest = sizes.amax(-1, keepdim=True)
     inverse = torch.where(widest > 0, 7.5 / widest, torch.zeros_like(widest))
@@ -262,7 +262,7 @@ def _rounded_rest(q: torch.Tensor, codes: torch.Tensor, spread: torch.Tensor) ->
     for word, table in enumerate(tables.unbind(-2)):
         at = codes[..., word].flatten(1)[:, None, None].expand_as(total)
         total += table.gather(-1, at)
-    products = total * (widest / 7.5) - sizes.sum(-1, keepdim=True)
+    products: torch.Tensor = total * (widest / 7.5) - sizes.sum(-1, keepdim=True)
     return products.view(*q.shape[:3], -1, UNIT_TOKENS) * spread[:, None, None]
 
 

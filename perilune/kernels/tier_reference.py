@@ -73,7 +73,8 @@ class Records:
 
     def sign_codes(self) -> torch.Tensor:
         """uint8 [R, U, 16, D/4]: the signs of four channels as one number."""
-        return (self.signs.unflatten(-1, (-1, 4)) << torch.arange(4, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
+        nibbles = self.signs.reshape(*self.signs.shape[:3], -1, 4) << torch.arange(4, dtype=torch.uint8)
+        return nibbles.sum(-1, dtype=torch.uint8)
 
     def mean_keys(self) -> torch.Tensor:
         """fp32 [R, U, D]: the units' mean keys, rotated."""
