@@ -1,10 +1,10 @@
-"""Memory that a long context's KV keeps in RAM: bf16 over tiered, index and outliers counted.
+"""Memory that a long context's KV keeps in RAM: bf16 over tiered, summaries counted.
 
     python -m bench.kv_memory [--quick] [--json FILE]
 
 SmolLM2-135M's shape (30 layers, 3 KV heads of 64). At 128K the real engine, segment pool, closing kernels and
 background moves run over random KV, at the default tier sizes. The system is then asked which pages are in RAM:
-`bf16_over_resident_128k` counts those of blocks in use, of the index and outliers, and of WARM payloads.
+`bf16_over_resident_128k` counts those of blocks in use, of summaries, and of WARM payloads.
 `bf16_over_anonymous_128k` is by the growth of the process's anonymous memory, less free blocks: token ids, hashes
 and what code takes at its first use are in it. `bf16_over_all_128k` adds the pages of COLD's mapped file that the
 page cache still holds; the system takes them back when memory is wanted. At 1M the bytes are computed from the
