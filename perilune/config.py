@@ -203,7 +203,12 @@ class DocumentSettings(Block):
     max_pages: int = Field(20_000, ge=1, description="Most pages of one document.")
     max_text: Bytes = Field(256 * 1024**2, ge=1024, description="Most bytes of text extracted from one document.")
     parser_memory: Bytes = Field(2 * 1024**3, ge=64 * 1024**2, description="Address space of a parser process.")
-    parser_cpu_s: int = Field(600, ge=1, description="CPU seconds of a parser process.")
+    parser_cpu_s: int = Field(
+        600, ge=1, description="CPU seconds of a parser process, without those of text recognition."
+    )
+    ocr_pages: int = Field(
+        500, ge=0, description="Most images and scanned pages of an upload whose text is recognised (OCR). 0: none."
+    )
 
 
 class Settings(Block):

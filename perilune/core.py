@@ -167,6 +167,7 @@ class Page:
     text: str
     start: int
     end: int
+    anchor: str = ""  # where it is, for people, where the number says little: "slide 4", "src/a.py, lines 3-40"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class Passage:
     end: int
     text: str
     score: float
+    anchor: str = ""  # see `Page.anchor`; narrowed to the passage's own lines where it names lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,7 @@ class Citation:
     start: int
     end: int
     quote: str
+    anchor: str = ""  # see `Passage.anchor`
 
 
 # ------------------------------------------------------------------------------------ engine work and events

@@ -110,7 +110,7 @@ def test_light_modules_load_without_torch() -> None:
 
 NAMES = {"python-multipart": "python_multipart", "prometheus-client": "prometheus_client", "pyyaml": "yaml"}
 NAMES |= {"pystemmer": "Stemmer", "charset-normalizer": "charset_normalizer"}
-NAMES |= {"llama-cpp-python": "llama_cpp"}
+NAMES |= {"llama-cpp-python": "llama_cpp", "pillow": "PIL"}
 
 
 def test_what_is_installed_is_what_is_imported() -> None:

@@ -81,7 +81,10 @@ class Documents:
         """Where a quote stands, for people: `manual.pdf p. 12`, or a folder's own file."""
         source = self.sources.get(citation.file_id)
         member = source.member_at(citation.start) if source else None
-        return member or f"{citation.filename} p. {citation.page}"
+        if member:
+            return member
+        place = f", {citation.anchor}" if citation.anchor else f" p. {citation.page}"
+        return f"{citation.filename}{place}"
 
 
 # ---------------------------------------------------------------------------------------------- reading
@@ -127,7 +130,8 @@ def _join_folder(folder: Path) -> Source:
     if not members:
         Path(joined).unlink()
         raise UnsupportedDocument(
-            f"{folder} holds no text files.", hint="PDF, DOCX and HTML files are named one by one."
+            f"{folder} holds no text files.",
+            hint="PDF, Office, EPUB and HTML files are named one by one, or as a ZIP.",
         )
     if skipped:
         say(
@@ -212,13 +216,21 @@ async def wait_until_finished(client: Client, documents: Documents, status: Stat
     status.clear()
 
 
-async def _refresh(client: Client, documents: Documents, status: StatusLine) -> None:
+async def wait_for_all(client: Client, documents: Documents, status: StatusLine, *, until_finished: bool) -> None:
+    """Until each document is searchable or has failed; with `until_finished` until its KV is computed, too."""
+    ended = _FINAL if until_finished else _FINAL | _TEXT_COMPLETE
+    while any(record.status not in ended for record in documents.records.values()):
+        await _refresh(client, documents, status, raising=False)
+    status.clear()
+
+
+async def _refresh(client: Client, documents: Documents, status: StatusLine, *, raising: bool = True) -> None:
     for file_id, record in documents.records.items():
         if record.status in _FINAL:
             continue
         fresh = await client.file(file_id)
         documents.records[file_id] = fresh
-        if fresh.status is FileStatus.ERROR:
+        if fresh.status is FileStatus.ERROR and raising:
             status.clear()
             raise UnsupportedDocument(
                 f"{fresh.filename} can't be used. {fresh.error or ''}".rstrip(),

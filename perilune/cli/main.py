@@ -122,6 +122,29 @@ def chat(
 
 
 @app.command()
+def ingest(
+    ctx: typer.Context,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="PDF, DOCX, PPTX, XLSX, EPUB, HTML, Markdown, CSV, JSON, text, code, images, ZIP files of these; "
+            "folders of text files.",
+        ),
+    ],
+    model: Model = None,
+    lora: Lora = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Compute the documents' KV, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Read documents ahead of questions: parse, recognise text in images, index. Unchanged ones are skipped."""
+    from perilune.cli import ingest as verb
+
+    settings = ctx.obj.settings(model__path=model, model__lora=lora)
+    verb.run(settings, files, verb.Options(wait, as_json), model is not None)
+
+
+@app.command()
 def serve(
     ctx: typer.Context,
     model_name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Model to serve.")] = None,

@@ -78,6 +78,19 @@ def read_segment(blob: bytes) -> Segment:
     )
 
 
+def cut(segment: Segment, low: int, high: int) -> bytes:
+    """The blob of passages `low`:`high` of a segment alone, numbered from 0."""
+    inside = (segment.passages >= low) & (segment.passages < high)
+    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(inside)])[segment.begins]
+    kept = np.diff(before) > 0
+    count = int(before[-1])
+    begins = np.concatenate([before[:-1][kept], [count]]).astype("<u4")
+    passages = (segment.passages[inside] - low).astype("<u2")
+    head = HEADER.pack(VERSION, high - low, int(kept.sum()), count)
+    parts = (segment.hashes[kept], begins, segment.lengths[low:high], passages, segment.frequencies[inside])
+    return head + b"".join(part.tobytes() for part in parts)
+
+
 def _damaged() -> IntegrityError:
     return IntegrityError("A part of the search index is damaged.", hint="Delete the document and upload it again.")
 

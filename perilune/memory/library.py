@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,9 +27,10 @@ from perilune.memory.analyse import Analyser
 from perilune.memory.blobs import BlobStore
 from perilune.memory.index import Hit, Segment, rank, read_segment
 from perilune.memory.ingest import sandbox
-from perilune.memory.ingest.protocol import Batch, Job, Opened
+from perilune.memory.ingest.protocol import Batch, Job, Opened, Unchanged
 from perilune.memory.keys import validate_tenant
 from perilune.memory.overview import asks_about_whole, overview
+from perilune.memory.reuse import EarlierGone, EarlierVersion, Position, earlier_version
 from perilune.memory.schema import FILES, PAGES, PASSAGES, POSTINGS
 from perilune.memory.store import Store
 
@@ -167,7 +168,7 @@ class Library:
         with self._store.read() as connection:
             _file(connection, tenant, file_id)
             rows = connection.execute(query).all()
-        return [Page(row.number, row.text, row.start, row.start + len(row.text)) for row in rows]
+        return [Page(row.number, row.text, row.start, row.start + len(row.text), row.anchor) for row in rows]
 
     def text(self, tenant: str, file_id: str) -> str:
         """What is parsed so far, as one text: the pages joined. Page offsets point into it."""
@@ -199,77 +200,111 @@ class Library:
             self.set_status(record)
             yield record
             try:
-                for record in self._ingest(record, row.chars, row.passages, stopped):  # noqa: B020
-                    yield record
+                yield from self._ingest(record, row.chars, row.passages, stopped)
             except sandbox.ParseStopped:
                 return
             except UnsupportedDocument as error:
-                record = replace(record, status=FileStatus.ERROR, error=str(error))
+                record = replace(self.get_file(tenant, file_id), status=FileStatus.ERROR, error=str(error))
                 self.set_status(record)
                 yield record
 
     def _ingest(
         self, record: FileRecord, chars: int, passages: int, stopped: Callable[[], bool]
     ) -> Iterator[FileRecord]:
-        job = Job(
-            path=str(self._blobs.path(record.tenant, record.file_id)),
-            filename=record.filename,
-            first_page=record.pages_parsed + 1,
-            offset_chars=chars,
-            max_pages=self._settings.max_pages,
-            max_text_bytes=self._settings.max_text,
-            memory_bytes=self._settings.parser_memory,
-            cpu_s=self._settings.parser_cpu_s,
-        )
+        with self._store.read() as connection:
+            earlier = earlier_version(connection, record)
+        at = Position(record.pages_parsed, chars, passages)
+        try:
+            record, at = yield from self._read(record, at, earlier, stopped)
+        except EarlierGone:
+            with self._store.read() as connection:
+                row = _file(connection, record.tenant, record.file_id)
+            at = Position(row.pages_parsed, row.chars, row.passages)
+            record, at = yield from self._read(self._record(row), at, None, stopped)
+        if at.passages == 0:
+            raise UnsupportedDocument("The document holds no text.", hint="Upload a file that holds text.")
+        record = replace(record, status=FileStatus.PREFILLING, pages_total=at.pages)
+        with self._store.write() as connection:
+            _update(connection, record, status=record.status, pages_total=at.pages, text_complete=True)
+        yield record
+
+    def _read(
+        self, record: FileRecord, at: Position, earlier: EarlierVersion | None, stopped: Callable[[], bool]
+    ) -> Generator[FileRecord, None, tuple[FileRecord, Position]]:
+        """Store what the parser finds, from `at` on. Raises `EarlierGone`, `UnsupportedDocument`."""
+        job = self._job(record, at, earlier)
         with closing(sandbox.run(job, worker=self._worker, stall_s=self._stall_s, stopped=stopped)) as frames:
             for message in frames:
                 if isinstance(message, Opened):
                     record = replace(record, pages_total=message.pages_total)
                     with self._store.write() as connection:
                         _update(connection, record, pages_total=record.pages_total)
-                    yield record
                 elif isinstance(message, Batch):
-                    _check(message, record.pages_parsed, chars)
-                    record = self._save(record, message, chars, passages)
-                    chars += sum(map(len, message.pages))
-                    passages += len(message.passages)
-                    yield record
-        if passages == 0:
-            raise UnsupportedDocument("The document holds no text.", hint="Upload a file that holds text.")
-        record = replace(record, status=FileStatus.PREFILLING, pages_total=record.pages_parsed)
-        with self._store.write() as connection:
-            _update(connection, record, status=record.status, pages_total=record.pages_total, text_complete=True)
-        yield record
+                    record, at = self._save(record, message, at)
+                elif isinstance(message, Unchanged):
+                    record, at = self._take_over(record, message, at, earlier)
+                else:
+                    break
+                yield record
+        return record, at
 
-    def _save(self, record: FileRecord, batch: Batch, chars: int, passages: int) -> FileRecord:
+    def _job(self, record: FileRecord, at: Position, earlier: EarlierVersion | None) -> Job:
+        return Job(
+            path=str(self._blobs.path(record.tenant, record.file_id)),
+            filename=record.filename,
+            first_page=at.pages + 1,
+            offset_chars=at.chars,
+            max_pages=self._settings.max_pages,
+            max_text_bytes=self._settings.max_text,
+            memory_bytes=self._settings.parser_memory,
+            cpu_s=self._settings.parser_cpu_s,
+            ocr_pages=self._settings.ocr_pages,
+            known=earlier.known if earlier else {},
+        )
+
+    def _save(self, record: FileRecord, batch: Batch, at: Position) -> tuple[FileRecord, Position]:
         """Pages, passages and postings in one transaction, if nobody else has moved the file on."""
-        file_id, before = record.file_id, record.pages_parsed
-        record = replace(record, pages_parsed=before + len(batch.pages), language=record.language or batch.language)
-        pages, start = [], chars
-        for number, text in enumerate(batch.pages, before + 1):
-            pages.append({"file_id": file_id, "number": number, "start": start, "text": text})
-            start += len(text)
+        _check(batch, at)
+        file_id = record.file_id
+        pages, start = [], at.chars
+        for number, page in enumerate(batch.pages, at.pages + 1):
+            row = {
+                "number": number,
+                "start": start,
+                "text": page.text,
+                "anchor": page.anchor,
+                "digest": page.digest,
+            }
+            pages.append({"file_id": file_id, **row})
+            start += len(page.text)
         spans = [
             {"file_id": file_id, "number": number, "page": span.page, "start": span.start, "end": span.end}
-            for number, span in enumerate(batch.passages, passages)
+            for number, span in enumerate(batch.passages, at.passages)
         ]
+        moved = Position(at.pages + len(pages), start, at.passages + len(spans))
+        record = replace(record, pages_parsed=moved.pages, language=batch.language or record.language)
         with self._store.write() as connection:
-            _update(
-                connection,
-                record,
-                FILES.c.pages_parsed == before,
-                pages_parsed=record.pages_parsed,
-                language=record.language,
-                passages=passages + len(spans),
-                chars=start,
-            )
+            _move(connection, record, at, moved)
             connection.execute(PAGES.insert(), pages)
             if spans:
                 connection.execute(PASSAGES.insert(), spans)
                 connection.execute(
-                    POSTINGS.insert().values(file_id=file_id, first_passage=passages, data=batch.postings)
+                    POSTINGS.insert().values(file_id=file_id, first_passage=at.passages, data=batch.postings)
                 )
-        return record
+        return record, moved
+
+    def _take_over(
+        self, record: FileRecord, found: Unchanged, at: Position, earlier: EarlierVersion | None
+    ) -> tuple[FileRecord, Position]:
+        """Pages of the earlier version in one transaction."""
+        if earlier is None:
+            raise UnsupportedDocument("The parser failed on this file.", hint="Export it again from its source.")
+        with self._store.write() as connection:
+            _move(connection, record, at, at)  # nobody else may have come before
+            moved = earlier.copy(connection, record.file_id, found.pages, at)
+            record = replace(record, pages_parsed=moved.pages, language=record.language or earlier.language)
+            _move(connection, record, at, moved)
+        return record, moved
 
     @contextmanager
     def _claim(self, file_id: str) -> Iterator[None]:
@@ -324,15 +359,28 @@ def _update(
         raise _busy()
 
 
-def _check(batch: Batch, pages_parsed: int, chars: int) -> None:
+def _move(connection: sa.Connection, record: FileRecord, before: Position, after: Position) -> None:
+    """Store how far a file is. Raises `Conflict` where another has moved it on, `NotFound` where it is gone."""
+    _update(
+        connection,
+        record,
+        FILES.c.pages_parsed == before.pages,
+        pages_parsed=after.pages,
+        language=record.language,
+        passages=after.passages,
+        chars=after.chars,
+    )
+
+
+def _check(batch: Batch, at: Position) -> None:
     """A parser's word isn't trusted: passages must lie, in order, inside the pages it sent."""
-    pages = range(pages_parsed + 1, pages_parsed + len(batch.pages) + 1)
-    end = chars + sum(map(len, batch.pages))
-    at = chars
+    pages = range(at.pages + 1, at.pages + len(batch.pages) + 1)
+    end = at.chars + sum(len(page.text) for page in batch.pages)
+    start = at.chars
     for span in batch.passages:
-        if span.page not in pages or not at <= span.start < span.end <= end:
+        if span.page not in pages or not start <= span.start < span.end <= end:
             raise UnsupportedDocument("The parser failed on this file.", hint="Export it again from its source.")
-        at = span.end
+        start = span.end
 
 
 def _passage_counts(connection: sa.Connection, tenant: str, ids: Sequence[str]) -> dict[str, int]:
@@ -371,17 +419,17 @@ def _texts(connection: sa.Connection, hits: Sequence[Hit]) -> list[Passage]:
     numbers: dict[str, list[int]] = defaultdict(list)
     for hit in hits:
         numbers[hit.file_id].append(hit.number)
-    found: dict[tuple[str, int], tuple[int, int, int, str]] = {}
+    found: dict[tuple[str, int], Passage] = {}
     for file_id, wanted in numbers.items():
         query = (
-            sa.select(PASSAGES, PAGES.c.text, PAGES.c.start.label("page_start"))
+            sa.select(PASSAGES, PAGES.c.text, PAGES.c.start.label("page_start"), PAGES.c.anchor)
             .join(PAGES, sa.and_(PAGES.c.file_id == PASSAGES.c.file_id, PAGES.c.number == PASSAGES.c.page))
             .where(PASSAGES.c.file_id == file_id, PASSAGES.c.number.in_(wanted))
         )
         for row in connection.execute(query):
             text = row.text[row.start - row.page_start : row.end - row.page_start]
-            found[file_id, row.number] = (row.page, row.start, row.end, text)
-    return [Passage(hit.file_id, *found[hit.file_id, hit.number], hit.score) for hit in hits]
+            found[file_id, row.number] = Passage(file_id, row.page, row.start, row.end, text, 0.0, row.anchor)
+    return [replace(found[hit.file_id, hit.number], score=hit.score) for hit in hits]
 
 
 def _not_found(file_id: str) -> NotFound:

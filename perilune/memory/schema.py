@@ -22,7 +22,7 @@ from sqlalchemy import (
     Text,
 )
 
-HEAD = "0003"
+HEAD = "0004"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -108,6 +108,8 @@ PAGES = Table(
     Column("number", Integer, primary_key=True, autoincrement=False),  # counts from 1
     Column("start", BigInteger, nullable=False),  # characters in the whole text
     Column("text", Text, nullable=False),
+    Column("anchor", Text, nullable=False, server_default=""),  # where it is, where its number says little
+    Column("digest", String(32), nullable=False, server_default=""),  # what it was made of (memory/reuse.py)
 )
 
 PASSAGES = Table(

@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perilune.core import Message
+from perilune.core import Message, Passage
 from perilune.errors import ContextTooLong, InvalidRequest
 from perilune.service.ports import ChatTemplate, Tokenizer
 
@@ -155,9 +155,10 @@ class Composer:
         piece.extend(self._tokenizer.encode(f"\n(End of the document {filename!r}.)\n\n"))
         return piece
 
-    def passage_piece(self, filename: str, page: int, text: str) -> array[int]:
+    def passage_piece(self, filename: str, passage: Passage) -> array[int]:
         """A retrieved passage as context, labelled so that the model can say where it is from."""
-        return array("i", self._tokenizer.encode(f"[{filename}, page {page}]\n{text.strip()}\n\n"))
+        place = passage.anchor or f"page {passage.page}"
+        return array("i", self._tokenizer.encode(f"[{filename}, {place}]\n{passage.text.strip()}\n\n"))
 
     def conversation(self, messages: Sequence[Message]) -> Conversation:
         """Split off the instructions and tokenise the turns, the newest first where not all can fit.

@@ -70,6 +70,7 @@ def citation(passage: Passage, filenames: Mapping[str, str]) -> Citation:
         start=passage.start,
         end=passage.end,
         quote=quote,
+        anchor=passage.anchor,
     )
 
 

@@ -103,7 +103,7 @@ class Refiner:
         if found:
             return choose_passages(found, budget, count, list(names)), True
         opening = [
-            Passage(record.file_id, page.number, page.start, page.end, page.text, 0.0)
+            Passage(record.file_id, page.number, page.start, page.end, page.text, 0.0, page.anchor)
             for record in records
             for page in self._library.pages(self._tenant, record.file_id)[:OPENING_PAGES]
             if page.text.strip()
@@ -111,4 +111,4 @@ class Refiner:
         return choose_passages(opening, budget, count, list(names)), False
 
     def _piece(self, passage: Passage, names: dict[str, str]) -> array[int]:
-        return self._composer.passage_piece(names[passage.file_id], passage.page, passage.text)
+        return self._composer.passage_piece(names[passage.file_id], passage)

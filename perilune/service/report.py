@@ -52,6 +52,7 @@ def citation_dict(citation: Citation) -> dict[str, Any]:
         "file_id": citation.file_id,
         "filename": citation.filename,
         "page": citation.page,
+        "anchor": citation.anchor,
         "start": citation.start,
         "end": citation.end,
         "quote": citation.quote,

@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perilune.cli.client import SERVER_FILE, RunningServer, announce_server, find_server
 from perilune.cli.ports import local_url
-from perilune.core import ContextPolicy, FilePart
+from perilune.core import ContextPolicy, FilePart, FileStatus
 from perilune.errors import ContextTooLong
 from perilune.service.ports import Caller
 from tests.api.conftest import Serve, Server, eventually
@@ -28,6 +29,24 @@ async def finished(process: asyncio.subprocess.Process, stdin: bytes = b"") -> D
     out, err = await asyncio.wait_for(process.communicate(stdin), 60)
     assert process.returncode is not None
     return Done(process.returncode, out.decode(), err.decode())
+
+
+async def test_ingest_prints_a_line_for_each_document(serve: Serve, tmp_path: Path) -> None:
+    for name in ("moon", "tide"):
+        (tmp_path / f"{name}.txt").write_text(f"All about the {name}. " * 50)
+    async with serve() as server:
+        announce(tmp_path, server)
+        process = await start(tmp_path, "ingest", "moon.txt", "tide.txt")
+        documents = server.service.documents
+        await eventually(lambda: len(documents.files) == 2)
+        assert process.returncode is None
+        documents.finish("file-1")
+        record, content = documents.files["file-2"]
+        documents.files["file-2"] = (replace(record, status=FileStatus.ERROR, error="It is a drawing."), content)
+        done = await finished(process)
+    assert done.code == 2
+    assert done.out == "moon.txt: 12 pages, en, file-1\ntide.txt: It is a drawing.\n"
+    assert "1 of 2 documents can't be used: tide.txt." in done.err
 
 
 async def test_ask_uses_the_running_server(serve: Serve, tmp_path: Path) -> None:

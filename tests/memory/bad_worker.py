@@ -10,9 +10,10 @@ import types
 from collections.abc import Iterator
 
 from perilune.memory.chunk import Span
-from perilune.memory.ingest import worker
-from perilune.memory.ingest.pagination import Parsed
-from perilune.memory.ingest.protocol import Batch, Job, Opened, encode
+from perilune.memory.ingest import formats, worker
+from perilune.memory.ingest.pagination import PageText, Parsed
+from perilune.memory.ingest.protocol import Batch, Opened, encode
+from perilune.memory.ingest.source import Source
 
 MODE = sys.argv[1]
 
@@ -52,7 +53,7 @@ def misbehave() -> None:
     elif MODE == "junk":
         os.write(1, b"\xff" * 4096)
     elif MODE == "lie":
-        os.write(1, encode(Opened(1)) + encode(Batch(("short",), (Span(1, 0, 10**6),), b"", None)))
+        os.write(1, encode(Opened(1)) + encode(Batch((PageText("short"),), (Span(1, 0, 10**6),), b"", None)))
     elif MODE == "write":
         with open("/tmp/perilune-bad-worker", "wb") as file:
             file.write(bytes(64 * 1024**2))
@@ -65,14 +66,14 @@ def pages() -> Iterator[str]:
     yield "end\n"
 
 
-def parse(job: Job) -> Parsed:
-    return Parsed(9, iter(list(pages())) if MODE == "early" else pages())
+def parse(source: Source) -> Parsed:
+    return Parsed(9, map(PageText, list(pages()) if MODE == "early" else pages()))
 
 
 module = types.ModuleType("bad_parser")
 module.parse = parse  # type: ignore[attr-defined]
 sys.modules["bad_parser"] = module
-worker.PARSERS["text"] = "bad_parser"
+formats.PARSERS["text"] = "bad_parser"
 status = worker.main()
 sys.stdout.flush()
 os._exit(status)

@@ -14,7 +14,18 @@ from perilune.config import DocumentSettings
 from perilune.core import FileStatus
 from perilune.memory.chunk import Span
 from perilune.memory.ingest import sandbox
-from perilune.memory.ingest.protocol import LENGTHS, Batch, Job, Opened, ProtocolError, decode, encode, lengths
+from perilune.memory.ingest.pagination import PageText
+from perilune.memory.ingest.protocol import (
+    LENGTHS,
+    Batch,
+    Job,
+    Opened,
+    ProtocolError,
+    Unchanged,
+    decode,
+    encode,
+    lengths,
+)
 from perilune.memory.library import Library
 from perilune.memory.store import Store
 from tests.memory.conftest import add, ingest
@@ -180,16 +191,16 @@ def test_parser_starts_fast(tmp_path: Path) -> None:
 
 
 def test_parser_loads_no_database_and_no_arrays() -> None:
-    code = "import sys, perilune.memory.ingest.worker as w, importlib\n"
-    code += "[importlib.import_module(m) for m in w.PARSERS.values()]\n"
+    code = "import sys, importlib, perilune.memory.ingest.worker, perilune.memory.ingest.formats as f\n"
+    code += "[importlib.import_module(m) for m in f.PARSERS.values()]\n"
     code += "assert not {'sqlalchemy', 'numpy', 'torch', 'pydantic'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_frames_survive_the_wire() -> None:
-    batch = Batch(("one 管道\n", ""), (Span(1, 0, 6),), b"\x00blob", "en")
-    for message in (batch, Opened(None), Opened(7)):
+    batch = Batch((PageText("one 管道\n", "line 1", "ab"), PageText("")), (Span(1, 0, 6),), b"\x00blob", "en")
+    for message in (batch, Opened(None), Opened(7), Unchanged((("ab", "line 1"), ("cd", "")))):
         data = encode(message)
         json_bytes, blob_bytes = lengths(data[: LENGTHS.size])
         body = data[LENGTHS.size :]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 from perilune.errors import UnsupportedDocument
 from perilune.memory.ingest.pagination import clean
+from perilune.memory.ingest.sniff import SUPPORTED
+from perilune.memory.ingest.source import Source
 
 BLOCK_BYTES = 1024**2
 SAMPLE_BYTES = 256 * 1024
@@ -30,11 +31,11 @@ _MAX_CONTROL_SHARE = 0.01
 _CONTROL_BYTES = bytes((*range(8), 14, 15, *range(16, 27), *range(28, 32), 127))
 
 
-def read_text(path: Path) -> Iterator[str]:
+def read_text(source: Source) -> Iterator[str]:
     """The file's characters in blocks, cleaned. Raises `UnsupportedDocument` for what isn't text."""
-    decoder = codecs.getincrementaldecoder(find_encoding(path))(errors="replace")
+    decoder = codecs.getincrementaldecoder(find_encoding(source))(errors="replace")
     pending = ""
-    with path.open("rb") as file:
+    with source.open() as file:
         while block := file.read(BLOCK_BYTES):
             text = pending + decoder.decode(block)
             # A carriage return at the end waits for its line feed, so that the pair stays one line end.
@@ -43,9 +44,9 @@ def read_text(path: Path) -> Iterator[str]:
         yield clean(pending + decoder.decode(b"", final=True))
 
 
-def find_encoding(path: Path) -> str:
+def find_encoding(source: Source) -> str:
     """A Python codec name. Raises `UnsupportedDocument` for binary data."""
-    with path.open("rb") as file:
+    with source.open() as file:
         sample = file.read(SAMPLE_BYTES)
     for mark, name in _MARKS:
         if sample.startswith(mark):
@@ -55,7 +56,7 @@ def find_encoding(path: Path) -> str:
     controls = len(sample) - len(sample.translate(None, _CONTROL_BYTES))
     if controls > _MAX_CONTROL_SHARE * len(sample):
         raise not_text()
-    if _is_utf8(path):
+    if _is_utf8(source):
         return "utf-8"
     if _is_chinese(sample):
         return "gb18030"
@@ -70,14 +71,14 @@ def find_encoding(path: Path) -> str:
 def not_text() -> UnsupportedDocument:
     return UnsupportedDocument(
         "The file holds binary data that is no known document.",
-        hint="Upload PDF, DOCX, HTML, Markdown, plain text or source code.",
+        hint=f"Upload {SUPPORTED}.",
     )
 
 
-def _is_utf8(path: Path) -> bool:
+def _is_utf8(source: Source) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        with path.open("rb") as file:
+        with source.open() as file:
             while block := file.read(BLOCK_BYTES):
                 decoder.decode(block)
         decoder.decode(b"", final=True)

@@ -6,11 +6,14 @@ ends with white space or in the middle of a line that was too long.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 PAGE_CHARS = 3_000
+_VERSION = b"1"  # change it whenever pages, passages or terms of the same content come out differently
 _MIN_PAGE_CHARS = 1_500
 _BORDERS = (re.compile(r"\n[ \t]*\n"), re.compile(r"\n"), re.compile(r"[。！？]|[.!?]\s"), re.compile(r"\s"))
 
@@ -22,11 +25,33 @@ _DIRTY = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff
 
 
 @dataclass(frozen=True, slots=True)
+class PageText:
+    """One page as a parser found it; an empty page has an empty text.
+
+    `anchor` says where it is in a file without pages ("slide 4"). `digest` is of what the text was made of: a
+    parser sets it where that is cheaper to look at than the text is to make (a scan), the worker everywhere else.
+    """
+
+    text: str
+    anchor: str = ""
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Parsed:
-    """An opened document. `pages` begins at the page that was asked for; an empty page is an empty string."""
+    """An opened document. `pages` begins at the page that was asked for."""
 
     pages_total: int | None
-    pages: Iterator[str]
+    pages: Iterator[PageText]
+
+
+def digest_of(*parts: bytes) -> str:
+    """What identifies the content a page is made of, and the way it is read."""
+    made = hashlib.blake2b(_VERSION, digest_size=16)
+    for part in parts:
+        made.update(len(part).to_bytes(8))
+        made.update(part)
+    return made.hexdigest()
 
 
 def clean(text: str) -> str:
@@ -48,6 +73,11 @@ def paginate(pieces: Iterable[str]) -> Iterator[str]:
         rest = buffer[at:]
     if rest:
         yield rest
+
+
+def pages_of(texts: Iterable[str], first_page: int, anchor: str = "") -> Iterator[PageText]:
+    """Running text as pages, from `first_page` on, all with one anchor."""
+    return (PageText(text, anchor) for text in islice(paginate(texts), first_page - 1, None))
 
 
 def _page_end(text: str, begin: int) -> int:

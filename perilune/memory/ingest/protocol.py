@@ -4,7 +4,9 @@ A frame on the wire is two big-endian u32 lengths, a JSON object and a blob. The
 writes: lengths are bounded before they are read, and the JSON is validated into these types.
 
     {"kind": "opened", "pages_total": 1158 | null}
-    {"kind": "batch", "pages": ["text", …], "passages": [[page, start, end], …], "language": "en" | null} + postings
+    {"kind": "batch", "pages": [["text", "anchor", "digest"], …], "passages": [[page, start, end], …],
+     "language": "en" | null} + postings
+    {"kind": "unchanged", "pages": [["digest", "anchor"], …]}
     {"kind": "done"}
     {"kind": "failed", "message": "…", "hint": "…"}
 """
@@ -13,15 +15,19 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from perilune.memory.chunk import Span
+from perilune.memory.ingest.pagination import PageText
 
 LENGTHS = struct.Struct(">II")
 MAX_JSON_BYTES = 64 * 1024**2
 MAX_BLOB_BYTES = 64 * 1024**2
 _MAX_MESSAGE_CHARS = 1_000
+_MAX_ANCHOR_CHARS = 500
+_DIGEST_CHARS = 32
 
 
 class ProtocolError(Exception):
@@ -30,7 +36,11 @@ class ProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to parse and within which limits. `offset_chars` is where `first_page` begins in the whole text."""
+    """What to parse and within which limits. `offset_chars` is where `first_page` begins in the whole text.
+
+    `ocr_pages` is how many images are read at most. `known` holds what an earlier version of the document consists
+    of: the digests of its pages, with their text's length in characters.
+    """
 
     path: str
     filename: str
@@ -40,6 +50,8 @@ class Job:
     max_text_bytes: int
     memory_bytes: int
     cpu_s: int
+    ocr_pages: int = 0
+    known: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         return frame(asdict(self))
@@ -54,12 +66,19 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The next pages in order, their passages and the passages' postings."""
+    """The next pages in order, each with its digest, their passages and the passages' postings."""
 
-    pages: tuple[str, ...]
+    pages: tuple[PageText, ...]
     passages: tuple[Span, ...]
     postings: bytes
     language: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The next pages in order are those of the earlier version with these digests; anchors may have moved."""
+
+    pages: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +94,7 @@ class Failed:
     hint: str
 
 
-Frame = Opened | Batch | Done | Failed
+Frame = Opened | Batch | Unchanged | Done | Failed
 
 
 def frame(body: dict[str, Any], blob: bytes = b"") -> bytes:
@@ -90,8 +109,11 @@ def encode(message: Frame) -> bytes:
             return frame({"kind": "opened", "pages_total": pages_total})
         case Batch(pages, spans, postings, language):
             passages = [(span.page, span.start, span.end) for span in spans]
-            body = {"kind": "batch", "pages": pages, "passages": passages, "language": language}
+            texts = [(page.text, page.anchor, page.digest) for page in pages]
+            body = {"kind": "batch", "pages": texts, "passages": passages, "language": language}
             return frame(body, postings)
+        case Unchanged(references):
+            return frame({"kind": "unchanged", "pages": references})
         case Done():
             return frame({"kind": "done"})
         case Failed(message_text, hint):
@@ -122,11 +144,14 @@ def decode(data: bytes, blob: bytes) -> Frame:
                 spans = tuple(Span(int(page), int(start), int(end)) for page, start, end in body["passages"])
                 language = body["language"]
                 return Batch(
-                    tuple(_text(page) for page in body["pages"]),
+                    tuple(_page(*page) for page in body["pages"]),
                     spans,
                     blob,
                     None if language is None else _text(language)[:16],
                 )
+            case "unchanged":
+                pages = (_page("", anchor, digest) for digest, anchor in body["pages"])
+                return Unchanged(tuple((page.digest, page.anchor) for page in pages))
             case "done":
                 return Done()
             case "failed":
@@ -135,6 +160,10 @@ def decode(data: bytes, blob: bytes) -> Frame:
                 raise ProtocolError(f"unknown kind {other!r:.40}")
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(str(error)) from None
+
+
+def _page(text: object, anchor: object, digest: object) -> PageText:
+    return PageText(_text(text), _text(anchor)[:_MAX_ANCHOR_CHARS], _text(digest)[:_DIGEST_CHARS])
 
 
 def _text(value: object) -> str:

@@ -35,8 +35,9 @@ WORKER = (sys.executable, "-P", "-m", "perilune.memory.ingest.worker")
 POLL_S = 0.1
 """How often a silent parser's caller is asked whether the work is still wanted."""
 
-STALL_S = 300.0
-"""A parser silent for this long hangs. Generous: at nice 19 beside a busy engine it gets about 2 % of a core."""
+STALL_S = 1_200.0
+"""A parser silent for this long hangs. Generous: at nice 19 beside a busy engine it gets about 2 % of a core, and a
+scanned page takes ten seconds of one."""
 
 LAST_WORD_S = 10.0
 """How long a parser that closed its output may take to end; an exit at nice 19 that frees gigabytes is slow."""
@@ -44,6 +45,7 @@ LAST_WORD_S = 10.0
 _READ_BYTES = 1024**2
 _LOG_BYTES = 4_000
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OPENCV_FOR_THREADS_NUM": "1"}
 _FRAME = re.compile(r"[^\s:]+\.py:\d+ [\w<>]+|[A-Z]\w*(?:Error|Exception|Exit|Interrupt)")
 _REPORT = "Try to export it again from its source; if it opens elsewhere, please report it."
 
@@ -85,7 +87,7 @@ def run(
 @contextmanager
 def _process(worker: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+    environment |= _ONE_THREAD | {"PYTHONUTF8": "1"}
     process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
         worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
     )

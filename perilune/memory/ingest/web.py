@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import islice
-from pathlib import Path
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from perilune.errors import UnsupportedDocument
 from perilune.memory.ingest.encoding import find_encoding
-from perilune.memory.ingest.pagination import Parsed, clean, paginate
-from perilune.memory.ingest.protocol import Job
+from perilune.memory.ingest.pagination import Parsed, clean, pages_of
+from perilune.memory.ingest.source import Source
 
 _HEAD_BYTES = 4_096
 _CHARSET = re.compile(rb"""charset\s*=\s*["']?\s*([A-Za-z0-9_\-]+)""", re.IGNORECASE)
@@ -41,26 +39,31 @@ _OPENS = _HEADINGS | {
 _CLOSES = {"p": "\n\n", "table": "\n\n", "pre": "\n\n", "td": " | ", "th": " | ", "tr": "", "li": ""}
 
 
-def parse(job: Job) -> Parsed:
+def parse(source: Source) -> Parsed:
     """Raises `UnsupportedDocument` for binary data and for a page without text."""
-    tree = LexborHTMLParser(_decode(Path(job.path)))
-    title = tree.css_first("title")
-    text = tidy("".join(_visible(tree.body))) if tree.body is not None else ""
+    heading, text = read_html(_decode(source))
     if not text:
         raise UnsupportedDocument(
             "The HTML file shows no text.", hint="If a script builds the page, save it as PDF in a browser instead."
         )
-    heading = _SPACES.sub(" ", title.text()).strip() if title is not None else ""
     if heading and heading not in text[:500]:
         text = f"{heading}\n\n{text}"
-    return Parsed(None, islice(paginate([text]), job.first_page - 1, None))
+    return Parsed(None, pages_of([text], source.first_page))
 
 
-def _decode(path: Path) -> str:
+def read_html(html: str) -> tuple[str, str]:
+    """(title, visible text); either may be empty."""
+    tree = LexborHTMLParser(html)
+    title = tree.css_first("title")
+    text = tidy("".join(_visible(tree.body))) if tree.body is not None else ""
+    return _SPACES.sub(" ", title.text()).strip() if title is not None else "", text
+
+
+def _decode(source: Source) -> str:
     """The declared encoding where it fits, else the one found."""
-    data = path.read_bytes()
+    data = source.read()
     declared = _CHARSET.search(data[:_HEAD_BYTES])
-    found = find_encoding(path)
+    found = find_encoding(source)
     if declared is not None and not found.startswith("utf"):
         name = declared[1].decode().lower()
         name = "gb18030" if name in ("gb2312", "gbk") else name

@@ -1,38 +1,21 @@
 """DOCX -> pages: paragraphs, headings, lists, tables, text boxes and footnotes, in document order.
 
-Reads only the text parts of the package, each through a bounded reader, so a zip bomb or a large picture costs
-nothing. Word's own page breaks give page numbers where the file records them; otherwise pages are cut by length.
-Entities and external references are never resolved. Deleted (tracked) text is left out.
+Reads only the text parts of the package. Word's own page breaks give page numbers where the file records them;
+otherwise pages are cut by length. Deleted (tracked) text is left out.
 """
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-from lxml import etree
-
 from perilune.errors import UnsupportedDocument
-from perilune.memory.ingest.pagination import Parsed, clean, paginate
-from perilune.memory.ingest.protocol import Job
+from perilune.memory.ingest.package import MACRO_NOTE, Package, damage_told
+from perilune.memory.ingest.pagination import PageText, Parsed, clean, pages_of
+from perilune.memory.ingest.source import Source
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _FALLBACK = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"
-_MAX_XML_FACTOR = 4
-_MAX_RATIO = 250
-_RATIO_FROM_BYTES = 32 * 1024**2
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    etree.XMLSyntaxError,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,  # an encrypted member
-)
 _PAGE = "\f"
 _PARAGRAPH, _TABLE = f"{_W}p", f"{_W}tbl"
 _MARKS = {
@@ -45,59 +28,38 @@ _MARKS = {
 _SKIPPED = {_FALLBACK, f"{_W}sectPr", f"{_W}pPr", f"{_W}rPr", f"{_W}instrText", f"{_W}delText"}
 
 
-def parse(job: Job) -> Parsed:
+def parse(source: Source) -> Parsed:
     """Raises `UnsupportedDocument`: damaged, no text, a part too large or packed like a bomb."""
-    try:
-        with zipfile.ZipFile(job.path) as package:
-            names = package.namelist()
-            main = "word/document.xml"
-            if main not in names:
-                main = next(n for n in names if n.startswith("word/document") and n.endswith(".xml"))
-            body = _read_part(package, main, job)
-            rendered = next(body.iter(f"{_W}lastRenderedPageBreak"), None) is not None
-            text = "".join(_blocks(body, rendered))
-            if "word/footnotes.xml" in names:
-                notes = "".join(_blocks(_read_part(package, "word/footnotes.xml", job), rendered)).strip()
-                text += f"\n{notes}\n" if notes else ""
-    except _DAMAGE as error:
-        raise UnsupportedDocument(
-            f"The DOCX file is damaged ({str(error)[:200]}).",
-            hint="Open it in Word, save it again and upload that.",
-        ) from None
-    return _paged(text, job)
+    with damage_told("DOCX", "Word"):
+        package = Package(source, "DOCX")
+        main = "word/document.xml"
+        if main not in package.names:
+            main = next(n for n in sorted(package.names) if n.startswith("word/document") and n.endswith(".xml"))
+        body = package.xml(main)
+        rendered = next(body.iter(f"{_W}lastRenderedPageBreak"), None) is not None
+        text = "".join(_blocks(body, rendered))
+        if "word/footnotes.xml" in package.names:
+            notes = "".join(_blocks(package.xml("word/footnotes.xml"), rendered)).strip()
+            text += f"\n{notes}\n" if notes else ""
+    return _paged(text, source, MACRO_NOTE if package.has_macros else "")
 
 
-def _paged(text: str, job: Job) -> Parsed:
+def _paged(text: str, source: Source, note: str) -> Parsed:
     pages = [clean(page) for page in text.split(_PAGE)]
     if not any(page.strip() for page in pages):
         raise UnsupportedDocument(
             "The DOCX file holds no text.",
-            hint="Text in pictures can't be read yet (no OCR); upload a file with text.",
+            hint="Pictures in DOCX files are not read; upload them as images or the file as PDF.",
         )
+    pages[-1] += note
     if len(pages) == 1:
-        return Parsed(None, islice(paginate(pages), job.first_page - 1, None))
-    if len(pages) > job.max_pages:
+        return Parsed(None, pages_of(pages, source.first_page))
+    if len(pages) > source.job.max_pages:
         raise UnsupportedDocument(
-            f"The DOCX file has {len(pages):,} pages; the limit is {job.max_pages:,}.",
+            f"The DOCX file has {len(pages):,} pages; the limit is {source.job.max_pages:,}.",
             hint="Split it, or raise documents.max_pages.",
         )
-    return Parsed(len(pages), iter(pages[job.first_page - 1 :]))
-
-
-def _read_part(package: zipfile.ZipFile, name: str, job: Job) -> Any:
-    """A part's XML root. The declared size is checked first; zipfile never reads past it."""
-    info = package.getinfo(name)
-    limit = job.max_text_bytes * _MAX_XML_FACTOR
-    ratio = info.file_size / max(1, info.compress_size)
-    if info.file_size > limit or (info.file_size > _RATIO_FROM_BYTES and ratio > _MAX_RATIO):
-        raise UnsupportedDocument(
-            f"The DOCX file unpacks to {info.file_size / 1024**2:,.0f} MB of text ({ratio:,.0f} times its size), "
-            "which looks like a zip bomb.",
-            hint="Open it in Word, save it again and upload that.",
-        )
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
-    with package.open(info) as part:
-        return etree.parse(part, parser).getroot()
+    return Parsed(len(pages), map(PageText, pages[source.first_page - 1 :]))
 
 
 def _blocks(root: Any, rendered: bool) -> Iterator[str]:

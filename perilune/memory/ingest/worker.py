@@ -9,7 +9,6 @@ builds their postings, so that the service's process only has to store them. End
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import resource
 import sys
@@ -17,14 +16,14 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from typing import BinaryIO
 
 from perilune.errors import UnsupportedDocument
 from perilune.memory import language, postings
 from perilune.memory.analyse import Analyser
 from perilune.memory.chunk import Span, is_listing, passages
-from perilune.memory.ingest.pagination import Parsed
+from perilune.memory.ingest.formats import open_document
+from perilune.memory.ingest.pagination import PageText, Parsed, digest_of
 from perilune.memory.ingest.protocol import (
     LENGTHS,
     Batch,
@@ -33,18 +32,13 @@ from perilune.memory.ingest.protocol import (
     Frame,
     Job,
     Opened,
+    Unchanged,
     decode_job,
     encode,
     lengths,
 )
-from perilune.memory.ingest.sniff import kind_of
+from perilune.memory.ingest.source import OCR_PAGE_CPU_S, Source
 
-PARSERS = {
-    "pdf": "perilune.memory.ingest.pdf",
-    "docx": "perilune.memory.ingest.word",
-    "html": "perilune.memory.ingest.web",
-    "text": "perilune.memory.ingest.plain",
-}
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 _NICE = 19
 _MAX_FILES = 64
@@ -53,6 +47,7 @@ _FIRST_BATCH_PAGES = 8
 _MAX_BATCH_PAGES = 64
 _BATCH_S = 0.5
 _MAX_BATCH_CHARS = 1_000_000
+_MAX_UNCHANGED_PAGES = 1_000
 _LISTING_STRETCH = 4  # halves about the BM25 score of a table of contents: it says where, not what
 
 
@@ -64,7 +59,7 @@ def apply_limits(job: Job) -> None:
         (
             resource.RLIMIT_CPU,
             job.cpu_s,
-            job.cpu_s + 5,
+            job.cpu_s + 5 + job.ocr_pages * OCR_PAGE_CPU_S,
         ),  # SIGXCPU first: it tells this limit from the system's kill
         (resource.RLIMIT_NOFILE, _MAX_FILES, _MAX_FILES),
         (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES, _MAX_FILE_BYTES),
@@ -98,25 +93,28 @@ def read_job(stdin: BinaryIO) -> Job:
 
 def frames(job: Job) -> Iterator[Frame]:
     """All there is to say about a document. Raises `UnsupportedDocument`, `MemoryError`, any parser fault."""
-    parser = importlib.import_module(PARSERS[kind_of(Path(job.path), job.filename)])
-    parsed: Parsed = parser.parse(job)
+    parsed = open_document(Source.of(job))
     yield Opened(parsed.pages_total)
     yield from _batches(parsed, job)
     yield Done()
 
 
-def _batches(parsed: Parsed, job: Job) -> Iterator[Batch]:
+def _batches(parsed: Parsed, job: Job) -> Iterator[Batch | Unchanged]:
     """Small batches first, so that a search finds something at once, then larger ones, which cost less."""
     batch = _Batch(job.first_page, job.offset_chars)
     size, begun, text_bytes = _FIRST_BATCH_PAGES, time.monotonic(), 0
     for page in parsed.pages:
-        text_bytes += len(page.encode())
+        digest = page.digest or digest_of(page.text.encode())
+        text_bytes += len(page.text.encode())
         if text_bytes > job.max_text_bytes:
             raise UnsupportedDocument(
                 f"The document holds more than {job.max_text_bytes / 1024**2:,.0f} MB of text.",
                 hint="Split it, or raise documents.max_text.",
             )
-        batch.add(page)
+        known_chars = job.known.get(digest)
+        if batch.holds(unchanged=known_chars is None):
+            yield batch.take()
+        batch.add(PageText(page.text, page.anchor, digest), known_chars)
         if batch.is_full(size) or time.monotonic() - begun > _BATCH_S:
             yield batch.take()
             size, begun = min(size * 2, _MAX_BATCH_PAGES), time.monotonic()
@@ -125,7 +123,7 @@ def _batches(parsed: Parsed, job: Job) -> Iterator[Batch]:
 
 
 class _Batch:
-    """Pages that wait to be sent, with their passages and terms."""
+    """Pages that wait to be sent, with their passages and terms; or pages that an earlier version has, too."""
 
     def __init__(self, next_page: int, offset_chars: int) -> None:
         self._analyser = Analyser()
@@ -133,31 +131,55 @@ class _Batch:
         self._offset_chars = offset_chars
         self._chars = 0
         self._language: str | None = None
-        self.pages: list[str] = []
+        self._sample = ""
+        self._unchanged = False
+        self.pages: list[PageText] = []
         self._spans: list[Span] = []
         self._terms: list[list[str]] = []
         self._lengths: list[int] = []
 
-    def add(self, text: str) -> None:
+    def holds(self, *, unchanged: bool) -> bool:
+        """Whether there are pages of this kind."""
+        return bool(self.pages) and self._unchanged is unchanged
+
+    def add(self, page: PageText, known_chars: int | None) -> None:
+        """`known_chars`: the length of the page's text in the earlier version; None for a page that is new."""
+        self._unchanged = known_chars is not None
+        if known_chars is None:
+            self._index(page.text)
+            known_chars = len(page.text)
+        self.pages.append(page)
+        self._next_page += 1
+        self._offset_chars += known_chars
+        self._chars += known_chars
+
+    def _index(self, text: str) -> None:
         for span in passages(self._next_page, text, self._offset_chars):
             passage = text[span.start - self._offset_chars : span.end - self._offset_chars]
             terms = self._analyser.terms(passage)
             self._spans.append(span)
             self._terms.append(terms)
             self._lengths.append(len(terms) * (_LISTING_STRETCH if is_listing(passage) else 1))
-        self.pages.append(text)
-        self._next_page += 1
-        self._offset_chars += len(text)
-        self._chars += len(text)
+
+    def _detect(self) -> str | None:
+        """The language by what was read first: more of it than a first page, which is often a title alone."""
+        if len(self._sample) < language.SAMPLE_CHARS:
+            self._sample += "".join(page.text for page in self.pages)
+            self._language = language.detect(self._sample)
+        return self._language
 
     def is_full(self, size: int) -> bool:
+        if self._unchanged:
+            return len(self.pages) >= _MAX_UNCHANGED_PAGES
         return len(self.pages) >= size or self._chars >= _MAX_BATCH_CHARS
 
-    def take(self) -> Batch:
-        self._language = self._language or language.detect("".join(self.pages))
-        taken = Batch(
-            tuple(self.pages), tuple(self._spans), postings.build(self._terms, self._lengths), self._language
-        )
+    def take(self) -> Batch | Unchanged:
+        taken: Batch | Unchanged
+        if self._unchanged:
+            taken = Unchanged(tuple((page.digest, page.anchor) for page in self.pages))
+        else:
+            found = postings.build(self._terms, self._lengths)
+            taken = Batch(tuple(self.pages), tuple(self._spans), found, self._detect())
         self.pages, self._spans, self._terms, self._lengths, self._chars = [], [], [], [], 0
         return taken
 
