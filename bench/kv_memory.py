@@ -195,7 +195,7 @@ def _measure_128k(kernels: Kernels, layers: int, folder: Path, result: Result) -
     stepper.add(sequence)
     start, flag = time.monotonic(), CancelFlag()
     while sequence.computed < SHORT:
-        plan = stepper.plan()
+        plan = stepper.plan(flag)
         assert plan is not None
         stepper.execute(plan, flag)
     seconds = time.monotonic() - start

@@ -249,9 +249,11 @@ class EngineLoop:
 
     def _turn(self) -> None:
         self._drain()
-        plan = None if self._stopping else self._stepper.plan()
+        self._flag.clear()  # of the last step; a cancel that comes now is found by asking
+        plan = None if self._stopping else self._stepper.plan(self._flag)
         self._publish()
         if plan is None:
+            self._stepper.relieve()
             self._wait()
             return
         self._begin(plan)
@@ -261,9 +263,9 @@ class EngineLoop:
         self._publish()
 
     def _wait(self) -> None:
-        """Sleep until a message, or until a load is late."""
-        deadline_s = self._stepper.next_deadline_s()
-        timeout = None if deadline_s is None else max(0.0, deadline_s - self._clock())
+        """Sleep until a message, or until a load is late or idle KV wants a look."""
+        due = [s for s in (self._stepper.next_deadline_s(), self._stepper.next_relief_s()) if s is not None]
+        timeout = max(0.0, min(due) - self._clock()) if due else None
         if self._stopping:
             return
         try:

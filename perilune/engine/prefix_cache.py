@@ -44,6 +44,9 @@ class PrefixCache:
     def get(self, name: BlockHash) -> int | None:
         return self._block_of.get(name)
 
+    def name_of(self, block: int) -> BlockHash | None:
+        return self._hash_of.get(block)
+
     def add(self, name: BlockHash, block: int, pool: BlockPool, place: int = 0) -> bool:
         """Share a used block, the one at `place` of its prompt, under its hash. False when another block already
         holds it, or all `branches` there are in use: this one stays private."""

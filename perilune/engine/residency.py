@@ -175,8 +175,10 @@ class Residency:
                 return
 
     def _filled(self, job: LoadJob, done: Callable[[LoadJob], None]) -> None:
-        done(job)
-        self._pool.release(job.blocks)
+        try:
+            done(job)
+        finally:
+            self._pool.release(job.blocks)
 
     # ----------------------------------------------------------------------------------- save, forget
 

@@ -3,13 +3,16 @@
 Knows sequences, blocks, classes and the step budget. Knows nothing of tensors, bytes or threads; one thread
 calls it. A step gives every decoding sequence its token first, then prompt chunks in `policy.rank` order.
 Blocks are allocated as chunks need them; when they run out, the lowest class and the youngest gives its own
-back and waits (its whole prefill blocks stay cached). Only an older or higher sequence ever takes blocks from
-another, so the oldest always gets on.
+back and waits; they stay in RAM, for it alone where nobody may share them, until somebody needs the room. Only an
+older or higher sequence ever takes blocks from another, so the oldest always gets on. A fault that concerns one
+sequence ends it, and no other (`blame`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from perilune.core import (
@@ -25,20 +28,20 @@ from perilune.core import (
     TokenLogprob,
 )
 from perilune.engine.block_pool import BlockPool
+from perilune.engine.holdings import Holdings
 from perilune.engine.policy import ChunkController, EngineLimits, is_batch, rank, sacrifice
 from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.residency import LoadJob, Residency
-from perilune.engine.segments import NOWHERE, Held, Segments
+from perilune.engine.segments import Held
 from perilune.engine.sequence import EngineSequence, SequenceState
-from perilune.runtime.mri import SequenceSlice, StepPlan, StepResult
+from perilune.errors import PeriluneError
+from perilune.runtime.mri import CancelFlag, SequenceSlice, StepAbandoned, StepPlan, StepResult
 from perilune.telemetry import Telemetry
+
+_LOG = logging.getLogger(__name__)
 
 MAX_JUMPS = 3
 """Failed starts from segments on disk, after which a sequence is loaded in order: each drops what is damaged."""
-
-SAVE_BLOCKS = 64
-"""Blocks saved together, at absolute multiples: one segment file. A killed ingest loses at most 2,048
-tokens."""
 
 
 class Scheduler:
@@ -49,7 +52,7 @@ class Scheduler:
         pool: BlockPool,
         cache: PrefixCache,
         residency: Residency,
-        segments: Segments | None,
+        holdings: Holdings,
         controller: ChunkController,
         limits: EngineLimits,
         capacity: Callable[[SequenceSpec], int],
@@ -60,7 +63,7 @@ class Scheduler:
         self._pool = pool
         self._cache = cache
         self._residency = residency
-        self._segments = segments
+        self._holdings = holdings
         self._controller = controller
         self._limits = limits
         self._capacity = capacity
@@ -98,20 +101,22 @@ class Scheduler:
         return EngineStats(len(self._running), len(self._waiting), queued, self._pool.available, self._pool.total)
 
     def next_deadline_s(self) -> float | None:
-        """When the next load is given up."""
+        """When to ask for a step again, though nothing arrived: records are to be made, or a load is given up."""
+        if self._next_to_close() is not None:
+            return self._now
         return min((job.deadline_s for job in self._loads.values()), default=None)
 
     # ------------------------------------------------------------------------------- arrivals and ends
 
     def add(self, sequence: EngineSequence) -> None:
         """Queue a new sequence."""
-        places = self._tiers if sequence.tiered else self._residency
-        cached = BLOCK_TOKENS * sum(places.lookup(self._reusable(sequence)))
-        sequence.expected_tokens = sequence.target - cached
-        work_s = self._controller.predict_s(cached, sequence.expected_tokens)
-        sequence.priority_s = sequence.arrival_s + work_s
         self._sequences[sequence.seq_id] = sequence
         self._waiting.append(sequence)
+        with self.blame(sequence):
+            cached = self._holdings.cached_tokens(sequence)
+            sequence.expected_tokens = sequence.target - cached
+            work_s = self._controller.predict_s(cached, sequence.expected_tokens)
+            sequence.priority_s = sequence.arrival_s + work_s
 
     def cancel(self, seq_id: str) -> None:
         """End a sequence in any state. What it computed stays cached and is saved."""
@@ -119,29 +124,33 @@ class Scheduler:
         if sequence is not None:
             self.finish(sequence, FinishReason.CANCELLED)
 
+    @contextmanager
+    def blame(self, sequence: EngineSequence) -> Iterator[None]:
+        """A fault in what is done for one sequence ends it with an error; the others go on."""
+        try:
+            yield
+        except StepAbandoned:
+            raise
+        except Exception as error:  # whatever another room raises, the engine lives on
+            _LOG.exception("the bookkeeping of a sequence failed")
+            self._telemetry.count("engine_bookkeeping_failures_total")
+            if sequence.state is not SequenceState.FINISHED:
+                self.finish(sequence, FinishReason.ERROR, safe_message(error))
+
+    def blame_readers(self, slot: int, error: Exception) -> None:
+        """The bytes of a closed segment can't be trusted: end every sequence that reads it."""
+        for sequence in [s for s in self._sequences.values() if slot in s.segments]:
+            self.finish(sequence, FinishReason.ERROR, safe_message(error))
+
     def finish(self, sequence: EngineSequence, reason: FinishReason, error: str | None = None) -> None:
         """End a sequence and give its blocks back."""
         self._abandon_load(sequence)
-        self._save(sequence, last=True)
-        self._release(sequence)
+        self._holdings.leave(sequence)
         (self._waiting if sequence.state is SequenceState.WAITING else self._running).remove(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.seq_id]
         self._ended(sequence)
         self._send(sequence, EngineFinished(sequence.seq_id, reason, error))
-
-    def _release(self, sequence: EngineSequence) -> None:
-        """Take everything back that a sequence holds."""
-        if sequence.tiered:
-            self._tiers.release(sequence)
-            return
-        self._pool.release(sequence.block_table)
-        sequence.block_table, sequence.computed, sequence.named_blocks = [], 0, 0
-
-    @property
-    def _tiers(self) -> Segments:
-        assert self._segments is not None, "a tiered sequence without tiers"
-        return self._segments
 
     def forget(self, owner: str) -> None:
         """What running sequences compute for `owner` from now on is neither shared nor saved."""
@@ -172,11 +181,7 @@ class Scheduler:
         decoding = len(slices)
         budget = self._controller.budget(decoding, sequences)
         for sequence in sorted(sequences, key=rank):
-            if sequence.state is not SequenceState.RUNNING:  # gave its blocks to an earlier one
-                continue
-            self._adopt(sequence)
-            if sequence.remaining == 0:
-                self._finish_prompt(sequence)
+            if not self._catch_up(sequence):
                 continue
             tokens = self._limits.chunk_tokens + decoding - sum(len(s.token_ids) for s in slices.values())
             if len(slices) > decoding and budget.seconds < BLOCK_TOKENS * self._controller.prefill_s(
@@ -184,15 +189,30 @@ class Scheduler:
             ):
                 return
             chunk = self._controller.chunk(sequence.computed, budget, sequence.remaining)
-            border = self._tiers.rules.to_border(sequence.computed) if sequence.tiered else None
+            border = self._holdings.tiers.rules.to_border(sequence.computed) if sequence.tiered else None
             size = sequence.next_chunk(min(tokens, chunk), border)
             if size > 0 and self._plan_slice(sequence, size, slices):
                 spent_s = self._controller.predict_s(sequence.computed, size)
                 budget = replace(budget, seconds=budget.seconds - spent_s)
 
+    def _catch_up(self, sequence: EngineSequence) -> bool:
+        """Take over what others computed meanwhile. False when it has no chunk to run now."""
+        if sequence.state is not SequenceState.RUNNING:  # gave its blocks to an earlier one
+            return False
+        with self.blame(sequence):
+            won = self._holdings.adopt(sequence)
+            sequence.cached_ram_tokens += 0 if sequence.preempted else won
+            self._holdings.unpark(sequence)
+            if sequence.remaining == 0:
+                self._finish_prompt(sequence)
+        return sequence.state is SequenceState.RUNNING
+
     def _plan_slice(self, sequence: EngineSequence, size: int, slices: dict[str, SequenceSlice]) -> bool:
         start, end = sequence.computed, sequence.computed + size
-        if not self._cover(sequence, end, slices):
+        covered = False
+        with self.blame(sequence):
+            covered = self._cover(sequence, end, slices)
+        if not covered:
             return False
         samples = sequence.samples and end == sequence.target
         slices[sequence.seq_id] = SequenceSlice(
@@ -201,7 +221,7 @@ class Scheduler:
             start,
             tuple(sequence.block_table),
             samples,
-            self._tiers.visible(sequence, start, size, samples) if sequence.tiered else (),
+            self._holdings.tiers.visible(sequence, start, size, samples) if sequence.tiered else (),
             sequence.attention,
             sequence.zone is not None,
         )
@@ -210,9 +230,9 @@ class Scheduler:
     def _cover(self, sequence: EngineSequence, tokens: int, slices: dict[str, SequenceSlice]) -> bool:
         """Give a sequence blocks up to `tokens`, preempting lower and younger ones outside the plan."""
         if sequence.tiered:  # a full disk queue may have held blocks back that nothing reads any more
-            self._save(sequence)
-            self._tiers.advance(sequence)
-        while not self._extend(sequence, tokens):
+            self._holdings.save(sequence)
+            self._holdings.tiers.advance(sequence)
+        while not self._holdings.extend(sequence, tokens):
             victims = [
                 s
                 for s in self._running
@@ -226,45 +246,13 @@ class Scheduler:
             self._preempt(max(victims, key=sacrifice))
         return True
 
-    def _extend(self, sequence: EngineSequence, tokens: int) -> bool:
-        missing = _blocks_for(tokens) - len(sequence.block_table)
-        if missing > 0:
-            blocks = self._pool.allocate(missing)
-            if blocks is None:
-                return False
-            sequence.block_table += blocks
-        return not sequence.tiered or self._tiers.reserve(sequence, tokens)
-
     def _preempt(self, sequence: EngineSequence) -> None:
         self._abandon_load(sequence)
-        self._release(sequence)
+        self._holdings.park(sequence)
         sequence.state, sequence.preempted = SequenceState.WAITING, True
         self._running.remove(sequence)
         self._waiting.append(sequence)
         self._telemetry.count("engine_preemptions_total", service_class=sequence.service_class.name)
-
-    def _adopt(self, sequence: EngineSequence) -> None:
-        """Take over blocks that somebody else computed since this sequence was admitted."""
-        if sequence.tiered:
-            held = self._tiers.match(sequence)
-            if held.tokens > sequence.computed:
-                sequence.cached_ram_tokens += 0 if sequence.preempted else held.tokens - sequence.computed
-                self._tiers.take(sequence, held)
-                self._share(sequence)
-            return
-        while sequence.computed % BLOCK_TOKENS == 0:
-            index = sequence.computed // BLOCK_TOKENS
-            if index >= sequence.reusable_blocks:
-                return
-            block = self._cache.get(sequence.hashes[index])
-            if block is None:
-                return
-            self._pool.retain([block])
-            self._pool.release(sequence.block_table[index : index + 1])
-            sequence.block_table[index : index + 1] = [block]
-            sequence.computed += BLOCK_TOKENS
-            sequence.cached_ram_tokens += 0 if sequence.preempted else BLOCK_TOKENS
-            self._share(sequence)
 
     # -------------------------------------------------------------------------------------- admission
 
@@ -275,16 +263,14 @@ class Scheduler:
                 continue
             if self._follows(sequence):
                 continue
-            held = self._match(sequence)
-            if not self._make_room(sequence, held):
+            started = True
+            with self.blame(sequence):
+                held = self._holdings.match(sequence)
+                started = self._make_room(sequence, held)
+                if started:
+                    self._start(sequence, held)
+            if not started:
                 return
-            self._start(sequence, held)
-
-    def _match(self, sequence: EngineSequence) -> Held:
-        if sequence.tiered:
-            return self._tiers.match(sequence)
-        blocks = self._cache.match(self._reusable(sequence))
-        return Held(len(blocks) * BLOCK_TOKENS, blocks, [])
 
     def _batch_may_start(self, sequence: EngineSequence) -> bool:
         """Only when nothing interactive is there, and one ingest at a time: two would only evict each other."""
@@ -294,9 +280,8 @@ class Scheduler:
 
     def _follows(self, sequence: EngineSequence) -> bool:
         """A running sequence, not of a lower class, is about to compute (or load) the next block it needs."""
-        hashes = self._reusable(sequence)
-        tiered = sequence.tiered
-        index = self._match(sequence).tokens // BLOCK_TOKENS if tiered else self._cache.match_length(hashes)
+        hashes = sequence.reusable
+        index = self._holdings.matched_blocks(sequence)
         return index < len(hashes) and any(
             leader.service_class <= sequence.service_class
             and not leader.forgotten
@@ -308,61 +293,33 @@ class Scheduler:
     def _make_room(self, sequence: EngineSequence, held: Held) -> bool:
         """A place in the batch, and blocks for the whole prompt beside what the running ones still need."""
         lower = [s for s in self._running if s.service_class > sequence.service_class]
-        blocks, slots = self._shortage(sequence, held), self._slot_shortage(sequence, held)
+        blocks, slots = self._shortages(sequence, held)
         if blocks > sum(s.held_blocks for s in lower) or slots > sum(len(s.segments) for s in lower):
             return False
         lower.sort(key=sacrifice)
-        while (
-            self._shortage(sequence, held) > 0
-            or self._slot_shortage(sequence, held) > 0
-            or len(self._running) >= self._limits.batch
-        ):
+        while blocks > 0 or slots > 0 or len(self._running) >= self._limits.batch:
             if not lower:
                 return False
             self._preempt(lower.pop())
+            blocks, slots = self._shortages(sequence, held)
         return True
 
-    def _shortage(self, sequence: EngineSequence, held: Held) -> int:
-        """Blocks that are missing for the whole prompt; zero or less when there are enough."""
-        blocks = held.blocks
-        missing = self._need(sequence, sequence.target + sequence.samples) - len(blocks)
-        idle = sum(self._pool.references(block) == 0 for block in blocks)
-        promised = sum(
-            max(0, self._need(s, s.target) - s.held_blocks)
-            for s in self._running
-            if s.service_class <= sequence.service_class
-        )
-        return missing + idle + promised - self._pool.available
-
-    def _slot_shortage(self, sequence: EngineSequence, held: Held) -> int:
-        if not sequence.tiered:
-            return 0
+    def _shortages(self, sequence: EngineSequence, held: Held) -> tuple[int, int]:
+        """Blocks and slots that are missing for its whole prompt."""
         ahead = [s for s in self._running if s.service_class <= sequence.service_class]
-        return self._tiers.shortage(sequence, held, ahead)
-
-    def _need(self, sequence: EngineSequence, tokens: int) -> int:
-        """Most blocks that a sequence holds at once on its way to `tokens`."""
-        return self._tiers.rules.blocks_needed(tokens) if sequence.tiered else _blocks_for(tokens)
+        holdings = self._holdings
+        return holdings.block_shortage(sequence, held, ahead), holdings.slot_shortage(sequence, held, ahead)
 
     def _start(self, sequence: EngineSequence, held: Held) -> None:
         self._waiting.remove(sequence)
         self._running.append(sequence)
         sequence.state, sequence.admitted = SequenceState.RUNNING, True
-        self._take(sequence, held)
+        self._holdings.take(sequence, held)
         if not sequence.preempted:
             sequence.cached_ram_tokens = sequence.computed
-        self._share(sequence)
+        self._holdings.share(sequence)
         self._load(sequence)
-        self._progress(sequence)
-        if sequence.remaining == 0:
-            self._finish_prompt(sequence)
-
-    def _take(self, sequence: EngineSequence, held: Held) -> None:
-        if sequence.tiered:
-            self._tiers.take(sequence, held)
-            return
-        self._pool.retain(held.table)
-        sequence.block_table, sequence.computed = held.table, held.tokens
+        self._progress_or_end(sequence)
 
     # -------------------------------------------------------------------------------------- disk tier
 
@@ -370,10 +327,10 @@ class Scheduler:
         if sequence.disk_failed or (sequence.tiered and self._jump(sequence)):
             return
         first = len(sequence.block_table)
-        hashes = self._reusable(sequence)
+        hashes = sequence.reusable
         count = self._residency.on_disk(hashes, first)
         if sequence.tiered:  # segment by segment: each one closes before the next is read
-            count = min(count, self._tiers.rules.to_border(first * BLOCK_TOKENS) // BLOCK_TOKENS)
+            count = min(count, self._holdings.tiers.rules.to_border(first * BLOCK_TOKENS) // BLOCK_TOKENS)
         blocks = self._pool.allocate(count)
         if not count or blocks is None:
             return
@@ -392,7 +349,7 @@ class Scheduler:
         """Load closed segments and only the last blocks, where that leads further than RAM does."""
         job = None
         if sequence.failed_jumps < MAX_JUMPS:
-            job = self._tiers.jump(sequence, self._load_deadline_s)
+            job = self._holdings.tiers.jump(sequence, self._load_deadline_s)
         if job is None:
             return False
         sequence.state = SequenceState.LOADING
@@ -402,10 +359,12 @@ class Scheduler:
 
     def _loaded(self, job: LoadJob) -> None:
         if job.is_jump:
-            self._tiers.jump_over(job)
+            self._holdings.tiers.jump_over(job)
         if not job.abandoned:
             del self._loads[job.seq_id]
-            self._take_loaded(self._sequences[job.seq_id], job, job.good)
+            sequence = self._sequences[job.seq_id]
+            with self.blame(sequence):
+                self._take_loaded(sequence, job, job.good)
 
     def _expire_loads(self) -> None:
         """A disk slower than computing: keep what came, compute the rest in other blocks."""
@@ -417,7 +376,8 @@ class Scheduler:
             if not job.is_jump:
                 self._pool.release(sequence.block_table[job.first + good :])
                 del sequence.block_table[job.first + good :]
-            self._take_loaded(sequence, job, good)
+            with self.blame(sequence):
+                self._take_loaded(sequence, job, good)
             self._telemetry.count("kv_load_timeouts_total")
 
     def _take_loaded(self, sequence: EngineSequence, job: LoadJob, good: int) -> None:
@@ -431,24 +391,43 @@ class Scheduler:
         sequence.computed = (job.first + good) * BLOCK_TOKENS
         sequence.cached_disk_tokens += 0 if sequence.preempted else good * BLOCK_TOKENS
         sequence.disk_failed = good < len(job.blocks)
-        self._share(sequence)
-        if sequence.tiered:
-            self._tiers.settle(sequence)
-            self._load(sequence)
-        self._progress(sequence)
-        if sequence.remaining == 0:
-            self._finish_prompt(sequence)
+        self._holdings.share(sequence)
+        if sequence.tiered:  # what is complete is closed before more blocks come
+            sequence.state = SequenceState.CLOSING
+        else:
+            self._progress_or_end(sequence)
+
+    def settle(self, cancelled: CancelFlag, late: Callable[[], bool]) -> None:
+        """Close the segment whose blocks came from disk, for the first in line, and load on; stop when it is
+        `late`. Whoever is cancelled meanwhile ends at once."""
+        sequence = self._next_to_close()
+        if sequence is None:
+            return
+        with self.blame(sequence):
+            if self._holdings.tiers.settle(sequence, cancelled, late):
+                sequence.state = SequenceState.RUNNING
+                self._load(sequence)
+                self._progress_or_end(sequence)
+
+    def _next_to_close(self) -> EngineSequence | None:
+        closing = [s for s in self._running if s.state is SequenceState.CLOSING]
+        if any(not is_batch(s) for s in self._sequences.values()):
+            closing = [s for s in closing if not is_batch(s)]
+        return min(closing, key=rank, default=None)
 
     def _take_jump(self, sequence: EngineSequence, job: LoadJob) -> None:
         """A jump has ended: go on where it leads; where bytes were lost, from RAM and by another jump."""
         sequence.state = SequenceState.RUNNING
-        if self._tiers.landed(sequence, job):
+        if self._holdings.tiers.landed(sequence, job):
             sequence.cached_disk_tokens += 0 if sequence.preempted else job.tokens - job.start
         else:
             sequence.failed_jumps += 1
-            self._tiers.take(sequence, self._tiers.match(sequence))
-        self._share(sequence)
+            self._holdings.tiers.take(sequence, self._holdings.tiers.match(sequence))
+        self._holdings.share(sequence)
         self._load(sequence)
+        self._progress_or_end(sequence)
+
+    def _progress_or_end(self, sequence: EngineSequence) -> None:
         self._progress(sequence)
         if sequence.remaining == 0:
             self._finish_prompt(sequence)
@@ -458,49 +437,31 @@ class Scheduler:
         if job is not None:
             job.abandoned = True
 
-    def _save(self, sequence: EngineSequence, last: bool = False) -> None:
-        """Hand whole segments to the saver as they fill, and the ragged end when the shared part is
-        complete."""
-        ready = min(sequence.whole_blocks, sequence.persisted_blocks, len(sequence.block_table))
-        if sequence.owner is None or not self._residency.keeps or sequence.saved_blocks >= ready:
-            return
-        flush = last or ready == sequence.persisted_blocks
-        if self._residency.saving_share > self._limits.save_share * (2 if last else 1):
-            if last:
-                self._residency.skip(ready - sequence.saved_blocks)
-            return
-        while sequence.saved_blocks < ready:
-            start = sequence.saved_blocks
-            end = min(ready, (start // SAVE_BLOCKS + 1) * SAVE_BLOCKS)
-            if end % SAVE_BLOCKS and not flush:
-                return
-            blocks = sequence.block_table[start:end]
-            if NOWHERE not in blocks[-1:]:  # else it was found as a closed segment, not computed here
-                self._residency.save(sequence.owner, sequence.hashes[start:end], blocks)
-            sequence.saved_blocks = end
-
     # --------------------------------------------------------------------------------- after the step
 
     def update(self, plan: StepPlan, result: StepResult) -> None:
         """Account for a finished step. Sequences that left meanwhile are ignored."""
         for piece in plan.slices:
             sequence = self._sequences.get(piece.seq_id)
-            if sequence is None:
-                continue
-            if sequence.zone is not None and sequence.attention is not None and piece.seq_id in result.attention:
-                window = sequence.zone.observe(result.attention[piece.seq_id])
-                sequence.attention = replace(sequence.attention, window_tokens=window)
-            decoded = sequence.decodes
-            sequence.computed = piece.end
-            self._share(sequence)
-            if sequence.tiered:
-                self._tiers.advance(sequence)
-            if not decoded:
-                self._progress(sequence)
-            if piece.sample:
-                self._accept(sequence, result.tokens[piece.seq_id], result.logprobs.get(piece.seq_id))
-            elif sequence.remaining == 0:
-                self._finish_prompt(sequence)
+            if sequence is not None:
+                with self.blame(sequence):
+                    self._account(sequence, piece, result)
+
+    def _account(self, sequence: EngineSequence, piece: SequenceSlice, result: StepResult) -> None:
+        if sequence.zone is not None and sequence.attention is not None and piece.seq_id in result.attention:
+            window = sequence.zone.observe(result.attention[piece.seq_id])
+            sequence.attention = replace(sequence.attention, window_tokens=window)
+        decoded = sequence.decodes
+        sequence.computed = piece.end
+        self._holdings.share(sequence)
+        if sequence.tiered:
+            self._holdings.tiers.advance(sequence)
+        if not decoded:
+            self._progress(sequence)
+        if piece.sample:
+            self._accept(sequence, result.tokens[piece.seq_id], result.logprobs.get(piece.seq_id))
+        elif sequence.remaining == 0:
+            self._finish_prompt(sequence)
 
     def fail(self, plan: StepPlan, message: str) -> None:
         """A step failed: its sequences end with an error, the others go on."""
@@ -524,20 +485,6 @@ class Scheduler:
         """A sequence that samples nothing has its whole prompt."""
         self.finish(sequence, FinishReason.STOP if sequence.spec.prefill_only else FinishReason.LENGTH)
 
-    def _share(self, sequence: EngineSequence) -> None:
-        """Name, own and save the shared blocks that are complete now."""
-        whole = sequence.whole_blocks
-        if not sequence.forgotten and sequence.named_blocks < whole:
-            names = sequence.hashes[sequence.named_blocks : whole]
-            blocks = sequence.block_table[sequence.named_blocks : whole]
-            for place, (name, block) in enumerate(zip(names, blocks, strict=True), sequence.named_blocks):
-                if block != NOWHERE:
-                    self._cache.add(name, block, self._pool, place)
-            if sequence.owner is not None:
-                self._cache.own(names, sequence.owner)
-            sequence.named_blocks = whole
-        self._save(sequence)
-
     def _progress(self, sequence: EngineSequence) -> None:
         if sequence.generated_tokens == 0:
             self._send(
@@ -551,9 +498,9 @@ class Scheduler:
                 ),
             )
 
-    def _reusable(self, sequence: EngineSequence) -> list[bytes]:
-        return sequence.hashes[: sequence.reusable_blocks]
 
-
-def _blocks_for(tokens: int) -> int:
-    return -(-tokens // BLOCK_TOKENS)
+def safe_message(error: Exception) -> str:
+    """What a caller may be told of a fault."""
+    if isinstance(error, PeriluneError):
+        return str(error)
+    return "The model runtime failed while computing this answer; the log has the details."

@@ -10,13 +10,14 @@ decoding, and in any case before the first row that reads it closed. Touched by 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from perilune.core import BLOCK_TOKENS
 from perilune.engine.block_pool import BlockPool
 from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.residency import LoadJob, Residency, SegmentLoad
-from perilune.engine.sequence import EngineSequence
+from perilune.engine.sequence import EngineSequence, SequenceState
 from perilune.engine.tier_rules import TierRules
 from perilune.errors import Overloaded
 from perilune.runtime.kv.spec import BlockHash, segment_names
@@ -80,7 +81,7 @@ class Segments:
 
     def match(self, sequence: EngineSequence) -> Held:
         """The longest prefix that RAM holds. Retain it (`take`) before anything is allocated."""
-        hashes = sequence.hashes[: sequence.reusable_blocks]
+        hashes = sequence.reusable
         slots = self.cache.match(self._ends(hashes))
         count, end = self._best(hashes, len(slots), self._ram_run)
         return Held(end * BLOCK_TOKENS, self._table(hashes, count, end), slots[:count])
@@ -162,6 +163,19 @@ class Segments:
         sequence.computed = sequence.named_blocks = 0
         sequence.released_segments = sequence.released_blocks = 0
 
+    def park(self, sequence: EngineSequence, names: list[BlockHash]) -> None:
+        """Keep a preempted sequence's own closed segments; `names` are those of its leading blocks."""
+        for index, slot in enumerate(sequence.segments):
+            last = (index + 1) * self._tiers.spec.segment_blocks - 1
+            if index in sequence.closing or last >= len(names):
+                continue
+            shared = self.cache.name_of(slot)
+            if shared is not None and sequence.block_table[last] == NOWHERE:
+                names[last] = shared
+            elif shared is None and names[last] == sequence.own_name(last):
+                self.cache.add(names[last], slot, self.pool)
+                self.cache.own([names[last]], sequence.own_owner)
+
     def shortage(self, sequence: EngineSequence, held: Held, running: Sequence[EngineSequence]) -> int:
         """Slots that are missing for the whole prompt beside what `running` still need; zero or less: none."""
         missing = self.rules.complete(sequence.target + sequence.samples) - len(held.segments)
@@ -196,6 +210,9 @@ class Segments:
         except Overloaded:  # moves under way hold frames for a moment
             self.pool.release(taken)
             return None
+        except Exception:
+            self.pool.release(taken)
+            raise
         return taken[0]
 
     def advance(self, sequence: EngineSequence) -> None:
@@ -213,13 +230,17 @@ class Segments:
             sequence.released_blocks += end - first
             sequence.released_segments += 1
 
-    def settle(self, sequence: EngineSequence) -> None:
-        """Close what is complete right now, as after blocks were loaded."""
-        if self.reserve(sequence, sequence.computed):
-            running = CancelFlag()
-            for index in list(sequence.closing):
-                self._close(sequence, index, self._tiers.spec.records, running)
-            self.advance(sequence)
+    def settle(self, sequence: EngineSequence, cancelled: CancelFlag, late: Callable[[], bool]) -> bool:
+        """Close what is complete, as after blocks were loaded, until it is `late`. True when nothing is left to
+        close, or can't be for want of slots: then it closes in the step that reads it."""
+        if not self.reserve(sequence, sequence.computed):
+            return True
+        for index in list(sequence.closing):
+            while not self._close(sequence, index, CLOSE_BATCH, cancelled):
+                if late() or cancelled.is_set() or sequence.state is SequenceState.FINISHED:
+                    return False
+        self.advance(sequence)
+        return True
 
     def forget(self, owner: str) -> None:
         """Drop an owner's segments from RAM."""
@@ -244,7 +265,9 @@ class Segments:
         """Close what a slice is about to read. Raises `StepAbandoned`; what was closed until then stays closed."""
         for index in [i for i in sequence.closing if i < len(piece.segments)]:
             if not self._close(sequence, index, self._tiers.spec.records, cancelled):
-                raise StepAbandoned
+                if cancelled.is_set():
+                    raise StepAbandoned
+                return  # it left
 
     def close(self, sequence: EngineSequence, piece: SequenceSlice, cancelled: CancelFlag) -> None:
         """After a step: close the segments that are complete now, all of it or, while decoding, a few records."""
@@ -255,7 +278,8 @@ class Segments:
                 return
 
     def _close(self, sequence: EngineSequence, index: int, records: int, cancelled: CancelFlag) -> bool:
-        """Make up to `records` more records of a segment. True when it is closed."""
+        """Make up to `records` more records of a segment. True when it is closed; False also when the sequence has
+        left, and holds nothing any more."""
         spec = self._tiers.spec
         first = index * spec.segment_blocks
         blocks = sequence.block_table[first : first + spec.segment_blocks]
@@ -263,7 +287,10 @@ class Segments:
             blocks[: spec.sink_blocks] = [NOWHERE] * spec.sink_blocks
         done = sequence.closing[index]
         end = min(spec.records, done + records)
-        while done < end and not cancelled.is_set():
+        while done < end:
+            cancelled.left()  # ends whoever is cancelled
+            if cancelled.is_set() or sequence.state is SequenceState.FINISHED:
+                return False
             count = min(CLOSE_BATCH, end - done)
             self._tiers.close_records(sequence.segments[index], blocks, done, count)
             done += count
@@ -290,8 +317,8 @@ class Segments:
             return
         self.cache.own([name], sequence.owner)
         if (index + 1) * self._tiers.spec.segment_blocks <= sequence.persisted_blocks:
-            self.borrow([slot])
             views = self._tiers.views(slot)
+            self.borrow([slot])
             self._residency.save_segment(sequence.owner, self._parts(name), views, lambda: self.give_back([slot]))
 
     # ---------------------------------------------------------------------------------- bytes in use
@@ -320,7 +347,7 @@ class Segments:
         or there is no room. The sequence holds everything that the job fills; `landed` ends it.
 
         `deadline_s(start, tokens)` says when computing would have been faster."""
-        hashes = sequence.hashes[: sequence.reusable_blocks]
+        hashes = sequence.reusable
         spec = self._tiers.spec
         reach = spec.segment_blocks + spec.hot_tokens // BLOCK_TOKENS  # further on, segments close as they load
 
@@ -351,35 +378,28 @@ class Segments:
         slots = [self.cache.get(name) for name in ends]
         held = [block for block in table if block != NOWHERE]
         kept = [slot for slot in slots if slot is not None]
-        self._blocks.retain(held)
-        self.pool.retain(kept)
-        blocks = self._blocks.allocate(len(wanted))
-        opened = self._open_all(
-            [i for i, slot in enumerate(slots) if slot is None], self.rules.cold(end * BLOCK_TOKENS)
-        )
-        if blocks is None or opened is None:
-            self._blocks.release(held + (blocks or []))
-            self.pool.release(kept + list((opened or {}).values()))
-            return None
+        with ExitStack() as undo:
+            self._blocks.retain(held)
+            undo.callback(self._blocks.release, held)
+            self.pool.retain(kept)
+            undo.callback(self.pool.release, kept)
+            blocks = self._blocks.allocate(len(wanted))
+            if blocks is None:
+                return None
+            undo.callback(self._blocks.release, blocks)
+            parts: dict[int, SegmentLoad] = {}
+            for index in (i for i, slot in enumerate(slots) if slot is None):
+                slot = self._open(cold=index < self.rules.cold(end * BLOCK_TOKENS))
+                if slot is None:
+                    return None
+                undo.callback(self.pool.release, [slot])
+                parts[index] = SegmentLoad(slot, ends[index], self._parts(ends[index]), self._tiers.views(slot))
+            undo.pop_all()
         for index, block in zip(wanted, blocks, strict=True):
             table[index] = block
-        self._hold(sequence, table, [opened[i] if slot is None else slot for i, slot in enumerate(slots)])
-        parts = [
-            SegmentLoad(slot, ends[index], self._parts(ends[index]), self._tiers.views(slot))
-            for index, slot in opened.items()
-        ]
+        self._hold(sequence, table, [parts[i].slot if slot is None else slot for i, slot in enumerate(slots)])
         names = [hashes[index] for index in wanted]
-        return LoadJob(sequence.seq_id, 0, names, blocks, 0.0, tuple(parts), end * BLOCK_TOKENS)
-
-    def _open_all(self, indices: Sequence[int], cold: int) -> dict[int, int] | None:
-        opened: dict[int, int] = {}
-        for index in indices:
-            slot = self._open(cold=index < cold)
-            if slot is None:
-                self.pool.release(list(opened.values()))
-                return None
-            opened[index] = slot
-        return opened
+        return LoadJob(sequence.seq_id, 0, names, blocks, 0.0, tuple(parts.values()), end * BLOCK_TOKENS)
 
     def landed(self, sequence: EngineSequence, job: LoadJob) -> bool:
         """A jump's bytes are there: name them. False, and the sequence holds nothing, when some are not."""
@@ -396,6 +416,11 @@ class Segments:
     def jump_over(self, job: LoadJob) -> None:
         """The I/O of a jump has ended, whatever became of its sequence."""
         self.give_back([part.slot for part in job.segments])
+
+    def distrust(self, slot: int) -> None:
+        """The bytes of a slot are in doubt: nobody finds it any more."""
+        self.cache.discard([slot])
+        self.pool.unname(slot)
 
     def check_integrity(self) -> None:
         """Raises AssertionError when a slot leaked, a name is wrong, or a frame belongs to nobody."""

@@ -7,6 +7,7 @@ when one is left and the prompt is done, the next step decodes.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,6 +27,7 @@ decode's own weights: an answer would then depend on how much of its prompt was 
 class SequenceState(StrEnum):
     WAITING = "waiting"  # new, or preempted
     LOADING = "loading"  # its blocks are coming from disk
+    CLOSING = "closing"  # they came, and become a closed segment before more are loaded
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -52,6 +54,7 @@ class EngineSequence:
     admitted: bool = False  # has left the queue at least once
     preempted: bool = False  # `cached_*` keep what the first admission found
     forgotten: bool = False  # its owner was deleted: nothing of it is shared any more
+    parked: list[BlockHash] = field(default_factory=list)  # names of its leading blocks while it is preempted
     named_blocks: int = 0  # leading blocks offered to the prefix cache
     saved_blocks: int = 0  # leading blocks handed to the saver
     expected_tokens: int = 0  # uncached prompt tokens when it was queued
@@ -130,10 +133,20 @@ class EngineSequence:
         return self.generated_tokens > 0 and self.remaining == 1
 
     @property
-    def reusable_blocks(self) -> int:
-        """Most leading blocks that may come from a cache; what is left can be prefilled and sampled."""
+    def reusable(self) -> list[BlockHash]:
+        """Names of the leading blocks that may come from a cache; what is left can be prefilled and sampled."""
         spare = MIN_TAIL_TOKENS if self.samples else 0
-        return min(len(self.hashes), max(0, self.target - spare) // BLOCK_TOKENS)
+        names = self.parked + self.hashes[len(self.parked) :] if self.parked else self.hashes
+        return names[: max(0, self.target - spare) // BLOCK_TOKENS]
+
+    @property
+    def own_owner(self) -> str:
+        """Under which what it parked is owned in the caches."""
+        return f"parked {self.serial}"
+
+    def own_name(self, index: int) -> BlockHash:
+        """Names a block that only this sequence may read; as long as the others."""
+        return hashlib.sha256(f"{self.own_owner} {index}".encode()).digest()
 
     @property
     def whole_blocks(self) -> int:

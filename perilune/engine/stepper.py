@@ -27,25 +27,29 @@ from perilune.engine.answer_lengths import AnswerLengths
 from perilune.engine.attention_debug import AttentionDebug
 from perilune.engine.block_pool import BlockPool
 from perilune.engine.health import EngineHealth
+from perilune.engine.holdings import Holdings
 from perilune.engine.hot_zone import HotZone
 from perilune.engine.kv_tally import TallySink
 from perilune.engine.observe import EngineObserver, StepObservation
 from perilune.engine.policy import ChunkController, EngineLimits
 from perilune.engine.prefix_cache import PrefixCache
-from perilune.engine.pressure import Counts, KVUse, Pressure, PressureGauge
+from perilune.engine.pressure import EVERY_S, Counts, KVUse, Pressure, PressureGauge
 from perilune.engine.residency import Post, Residency, Worker
-from perilune.engine.scheduler import Scheduler
+from perilune.engine.scheduler import Scheduler, safe_message
 from perilune.engine.segments import Segments
 from perilune.engine.sequence import EngineSequence
 from perilune.engine.tier_moves import TierMoves
 from perilune.engine.tier_rules import TierRules
-from perilune.errors import ConfigError, InvalidRequest, PeriluneError
+from perilune.errors import ConfigError, InvalidRequest
 from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.kv.spec import BlockHash
 from perilune.runtime.kv.store import KVStore
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.mri import CancelFlag, ModelRuntime, StepAbandoned, StepPlan, StepResult
 from perilune.telemetry import Telemetry
+
+SETTLE_S = 0.03
+"""How long segments are closed between two steps at least: what a stream may stutter by."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,13 +112,16 @@ class Stepper:
         self.debug = AttentionDebug(self._tier_policy.debug)
         self.answers = AnswerLengths()
         self.segments, self._moves = self._make_segments(loader, post)
+        holdings = Holdings(self.pool, self.cache, self._residency, self.segments, limits.save_share, telemetry)
         tiers = runtime.tiers
+        self._step_s = self._relief_s = 0.0  # what the last step took, and the last look at tiers
+        self._relieved_s = self._relief_pause_s = float("-inf")
         self._gauge = PressureGauge(runtime.kv_spec, tiers.spec if tiers else None, free_bytes, clock)
         self._scheduler = Scheduler(
             self.pool,
             self.cache,
             self._residency,
-            self.segments,
+            holdings,
             self._controller,
             limits,
             self.capacity,
@@ -129,7 +136,7 @@ class Stepper:
             return None, None
         rules = TierRules(tiers.spec, self._tier_policy.warm_tokens)
         segments = Segments(tiers, rules, self.pool, self.cache, self._residency, self._telemetry)
-        return segments, TierMoves(segments, tiers, worker, post, self._telemetry)
+        return segments, TierMoves(segments, tiers, worker, post, self._lost, self._telemetry)
 
     def capacity(self, spec: SequenceSpec) -> int:
         """Most tokens of such a sequence. Raises `InvalidRequest` for a policy or preset that isn't served."""
@@ -151,8 +158,13 @@ class Stepper:
 
     # -------------------------------------------------------------------------- the three-part step
 
-    def plan(self) -> StepPlan | None:
-        """What runs next; None when nothing can before something arrives or completes."""
+    def plan(self, cancelled: CancelFlag) -> StepPlan | None:
+        """What runs next; None when nothing can before something arrives, completes or is due (`next_deadline_s`).
+
+        Loaded segments are closed here, as long as a step takes: so neither waits long for the other. Sequences may
+        be ended by `cancelled.left` meanwhile."""
+        end_s = self._clock() + max(SETTLE_S, self._step_s)
+        self._scheduler.settle(cancelled, lambda: self._clock() >= end_s)
         while True:
             plan = self._scheduler.schedule(self._clock())
             ended = self._hang_up()
@@ -164,34 +176,33 @@ class Stepper:
     def execute(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Run a plan. A failing runtime ends the plan's sequences with an error and nothing else. Sequences may be
         ended by `cancelled.left` meanwhile."""
+        try:
+            self._step(plan, cancelled)
+        except StepAbandoned:
+            self._telemetry.count("engine_steps_abandoned_total")
+        except Exception as error:  # whatever a runtime raises, the engine lives on
+            _LOG.exception("a step failed")
+            self._telemetry.count("engine_steps_failed_total")
+            self._scheduler.fail(plan, safe_message(error))
+        self._hang_up()
+        self.relieve()
+
+    def _step(self, plan: StepPlan, cancelled: CancelFlag) -> None:
+        began = self._clock()
+        plan = self._prepare(plan, cancelled)
         decoding = self._scheduler.decoding(plan)
         measured = self.debug.on and len(decoding) == len(plan.slices)
         if measured:
             plan = self.debug.mark(plan)
-        began = self._clock()
-        try:
-            self._prepare(plan, cancelled)
-            start = self._clock()
-            result, stall_s = self._forward(plan, bool(decoding), cancelled)
-            seconds = self._clock() - start
-            self._close_segments(plan, cancelled)
-            upkeep_s = self._clock() - began - seconds
-        except StepAbandoned:
-            self._telemetry.count("engine_steps_abandoned_total")
-            return
-        except Exception as error:  # whatever a runtime raises, the engine lives on
-            _LOG.exception("a step failed")
-            self._telemetry.count("engine_steps_failed_total")
-            self._scheduler.fail(plan, _safe_message(error))
-            return
+        start = self._clock()
+        result, stall_s = self._forward(plan, bool(decoding), cancelled)
+        seconds = self._step_s = self._clock() - start
+        self._close_segments(plan, cancelled)
+        upkeep_s = self._clock() - began - seconds + self._relief_s
         if cancelled.left().isdisjoint(piece.seq_id for piece in plan.slices):
             self._observe(plan, decoding, seconds)  # else it would say little about rates
         self._scheduler.update(plan, result)
-        self._hang_up()
-        relieving = self._clock()
-        self._relieve()
         if measured:
-            upkeep_s += self._clock() - relieving
             self.debug.record(plan, result, seconds, upkeep_s, stall_s)
 
     def _forward(self, plan: StepPlan, decodes: bool, cancelled: CancelFlag) -> tuple[StepResult, float]:
@@ -210,16 +221,21 @@ class Stepper:
         self._telemetry.observe("kv_cold_stall_seconds", stall_s)
         return result, stall_s
 
-    def _prepare(self, plan: StepPlan, cancelled: CancelFlag) -> None:
-        """Have what tiered sequences are about to read. Raises `StepAbandoned`."""
+    def _prepare(self, plan: StepPlan, cancelled: CancelFlag) -> StepPlan:
+        """Have what tiered sequences are about to read. Raises `StepAbandoned`. Who ended meanwhile is left out."""
         if self.segments is None or self._moves is None:
-            return
+            return plan
         for piece in plan.slices:
             sequence = self._scheduler.get(piece.seq_id)
             if piece.segments and sequence is not None:
-                self.segments.prepare(sequence, piece, cancelled)
-                if not sequence.decodes:
-                    self._moves.fetch(piece.segments)
+                with self._scheduler.blame(sequence):
+                    self.segments.prepare(sequence, piece, cancelled)
+                    if not sequence.decodes and sequence.segments:  # none: it left while one was closed
+                        self._moves.fetch(piece.segments)
+        slices = tuple(piece for piece in plan.slices if self._scheduler.get(piece.seq_id) is not None)
+        if not slices:
+            raise StepAbandoned
+        return StepPlan(slices)
 
     def _close_segments(self, plan: StepPlan, cancelled: CancelFlag) -> None:
         """Close segments that this step completed. A set flag only delays it."""
@@ -228,14 +244,19 @@ class Stepper:
         for piece in plan.slices:
             sequence = self._scheduler.get(piece.seq_id)
             if sequence is not None and sequence.closing:
-                self.segments.close(sequence, piece, cancelled)
+                with self._scheduler.blame(sequence):
+                    self.segments.close(sequence, piece, cancelled)
 
     def _observe(self, plan: StepPlan, decoding: set[str], seconds: float) -> None:
         chunks = [(p.start, len(p.token_ids)) for p in plan.slices if p.seq_id not in decoding]
         tokens = sum(size for _, size in chunks)
         context = sum(start * size for start, size in chunks) // tokens if tokens else 0
         self._controller.observe(chunks, len(decoding), seconds)
-        self._observer.step(StepObservation(tokens, context, len(decoding), seconds))
+        try:
+            self._observer.step(StepObservation(tokens, context, len(decoding), seconds))
+        except Exception:  # a watcher's fault must not stop the work
+            _LOG.exception("an observer of engine steps failed")
+            self._telemetry.count("engine_observer_failures_total")
         self._telemetry.observe("engine_step_seconds", seconds, kind="prefill" if chunks else "decode")
         self._telemetry.count("engine_prefill_tokens_total", tokens)
         self._telemetry.count("engine_decode_tokens_total", len(decoding))
@@ -244,8 +265,20 @@ class Stepper:
         """Bytes by tier and the level of pressure, at most half a second old. From any thread."""
         return self._gauge.measure(self._counts()) if self._gauge.due() else self._gauge.use
 
-    def _relieve(self) -> None:
-        """Between steps: move payloads as tiers and memory ask for."""
+    def relieve(self) -> None:
+        """After every step, whatever became of it, and while none runs: move payloads as tiers and memory ask."""
+        self._relieved_s = self._clock()
+        if self._relieved_s < self._relief_pause_s:
+            return
+        try:
+            self._balance()
+            self._relief_s = self._clock() - self._relieved_s
+        except Exception:  # it concerns nobody's answer
+            _LOG.exception("KV couldn't be moved between tiers")
+            self._telemetry.count("kv_relief_failures_total")
+            self._relief_pause_s = self._relieved_s + EVERY_S
+
+    def _balance(self) -> None:
         use = self.kv_use()
         if self._moves is None:
             return
@@ -255,6 +288,13 @@ class Stepper:
                 if sequence.zone is not None:
                     sequence.zone.shrink()
         self._moves.balance(self._scheduler.running)
+
+    def next_relief_s(self) -> float | None:
+        """When `relieve` wants to be called though no step runs; None where nothing could be moved out of RAM."""
+        tiers = self._runtime.tiers
+        if tiers is None or not tiers.cold_free or tiers.warm_free == tiers.spec.warm_frames:
+            return None
+        return self._relieved_s + EVERY_S
 
     def _counts(self) -> Counts:
         tiers, pool = self._runtime.tiers, self.pool
@@ -339,18 +379,25 @@ class Stepper:
                     self._runtime.init_context(sequence.seq_id, sequence.spec.token_ids, sequence.spec.sampling)
                 except Exception as error:  # as in `execute`
                     _LOG.exception("a sequence can't be opened")
-                    self._scheduler.finish(sequence, FinishReason.ERROR, _safe_message(error))
+                    self._scheduler.finish(sequence, FinishReason.ERROR, safe_message(error))
                     continue
                 sequence.opened = True
             slices.append(piece)
         return StepPlan(tuple(slices)) if slices else None
 
     def _close(self, sequence: EngineSequence) -> None:
-        if sequence.opened:
-            self._runtime.release_context(sequence.seq_id)
+        try:
+            if sequence.opened:
+                self._runtime.release_context(sequence.seq_id)
+        except Exception:  # its answer is complete, and the others' work goes on
+            _LOG.exception("the context of a sequence that ended couldn't be released")
+            self._telemetry.count("engine_release_failures_total")
         self._telemetry.count("kv_reused_tokens_total", sequence.cached_ram_tokens, tier="ram")
         self._telemetry.count("kv_reused_tokens_total", sequence.cached_disk_tokens, tier="disk")
         self._ended(sequence)
+
+    def _lost(self, slot: int, error: Exception) -> None:
+        self._scheduler.blame_readers(slot, error)
 
     def _send(self, sequence: EngineSequence, event: EngineEvent) -> None:
         if isinstance(event, EngineFinished):
@@ -394,9 +441,3 @@ def _branches(runtime: ModelRuntime, limits: EngineLimits) -> int:
             param="runtime.max_batch_size",
         )
     return most - limits.batch if most else 0
-
-
-def _safe_message(error: Exception) -> str:
-    if isinstance(error, PeriluneError):
-        return str(error)
-    return "The model runtime failed while computing this answer; the log has the details."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from perilune.engine.residency import Post, Worker
@@ -31,13 +31,22 @@ _LOG = logging.getLogger(__name__)
 
 
 class TierMoves:
+    """`lost(slot, error)` is told of a slot whose bytes are in doubt after a move."""
+
     def __init__(
-        self, segments: Segments, tiers: KVTiers, worker: Worker, post: Post, telemetry: Telemetry
+        self,
+        segments: Segments,
+        tiers: KVTiers,
+        worker: Worker,
+        post: Post,
+        lost: Callable[[int, Exception], None],
+        telemetry: Telemetry,
     ) -> None:
         self._segments = segments
         self._tiers = tiers
         self._worker = worker
         self._post = post
+        self._lost = lost
         self._telemetry = telemetry
         self._under_way = 0
         self._steps = 0
@@ -118,10 +127,17 @@ class TierMoves:
         self._post(partial(self._moved, move, idle, copied))
 
     def _moved(self, move: PayloadMove, idle: bool, copied: bool) -> None:
-        if copied:
-            self._tiers.end_move(move)
-            self._telemetry.count("kv_tier_moves_total", to="cold" if move.to_cold else "warm")
-        else:
-            self._tiers.abandon_move(move)
         self._under_way -= 1
-        self._segments.give_back([move.slot], oldest=idle)
+        try:
+            if copied:
+                self._tiers.end_move(move)
+                self._telemetry.count("kv_tier_moves_total", to="cold" if move.to_cold else "warm")
+            else:
+                self._tiers.abandon_move(move)
+        except Exception as error:
+            _LOG.exception("a payload is lost: its move couldn't be completed")
+            self._telemetry.count("kv_tier_move_failures_total")
+            self._segments.distrust(move.slot)
+            self._lost(move.slot, error)
+        finally:
+            self._segments.give_back([move.slot], oldest=idle)

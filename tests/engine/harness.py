@@ -208,7 +208,7 @@ class Bench:
 
     def step(self) -> StepPlan | None:
         """One step, with every invariant checked around it."""
-        plan = self.stepper.plan()
+        plan = self.stepper.plan(self.flag)
         self.stepper.check_integrity()
         if plan is not None:
             assert sum(len(p.token_ids) for p in plan.slices if len(p.token_ids) > 1) <= self.limits.chunk_tokens
@@ -220,7 +220,8 @@ class Bench:
     def run(self, steps: int = 2000) -> None:
         """Until nothing is left to do, I/O included."""
         for _ in range(steps):
-            if self.step() is None and not self.loader.calls and not self.saver.calls:
+            waits = self.step() is None and self.stepper.next_deadline_s() is None
+            if waits and not self.loader.calls and not self.saver.calls:
                 break
             self.loader.run()
             self.saver.run()

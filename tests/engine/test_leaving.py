@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perilune.core import BLOCK_TOKENS, SamplingParams
+from perilune.core import BLOCK_TOKENS, FinishReason, KVPolicy, SamplingParams
+from perilune.engine import segments
 from perilune.engine.loop import EngineLoop
 from perilune.engine.policy import EngineLimits
+from perilune.engine.stepper import TierPolicy
 from perilune.kernels import select as kernel_choice
+from perilune.kernels.tiers import AttentionPolicy
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.mri import CancelFlag, SequenceSlice, StepPlan
 from perilune.runtime.torch_runtime import TorchRuntime
 from perilune.runtime.weights import WeightBuilder
-from tests.engine.harness import Listener, spec, text
-from tests.fakes import FakeRuntime, expected_tokens
+from tests.engine.harness import Bench, Listener, spec, text
+from tests.engine.tiered import FAKE_WINDOW, SEGMENT, FakeTiers, TieredRuntime
+from tests.fakes import FakeRuntime, MemoryKVStore, expected_tokens
 from tests.runtime.families import PLENTY, make_model
 
 GREEDY = SamplingParams()
 CANCEL_S = 0.05
 POISON = b"\x5a"
+TIER_POLICY = TierPolicy(1 << 20, {"general": AttentionPolicy(window_tokens=FAKE_WINDOW)})
 
 
 class LeavingFlag(CancelFlag):
@@ -223,3 +230,111 @@ def test_an_id_can_be_used_again_right_after_its_cancel() -> None:
     engine.close()
     engine.check_integrity()
     assert not runtime.faults
+
+
+# ------------------------------------------------------------------------------------- tiered sequences
+
+
+def tiered_bench(tiers: FakeTiers) -> tuple[Bench, list[Listener]]:
+    """Two sequences that decode in one step and read segments on disk, which nobody else has."""
+    bench = Bench(tiers=tiers, warm_tokens=SEGMENT, num_blocks=128)
+    listeners = [
+        bench.add(spec(f"s{i}", text(i, 520), new=60, shared=0, kv_policy=KVPolicy.TIERED)) for i in (1, 2)
+    ]
+    while any(len(listener.tokens) < 40 for listener in listeners):
+        bench.step()
+        bench.loader.run()
+    for sequence in bench.stepper.sequences:
+        assert sum(tiers.is_cold(slot) for slot in sequence.segments) >= 2
+    return bench, listeners
+
+
+def test_whoever_leaves_a_tiered_step_gives_cold_segments_back_and_harms_nobody() -> None:
+    bench, (leaver, other) = tiered_bench(FakeTiers(warm=12, cold=12))
+    assert bench.stepper.segments is not None
+    free = bench.stepper.segments.pool.free
+    gone: set[str] = set()
+
+    def left() -> set[str]:
+        if not gone:
+            gone.add("s1")
+            bench.stepper.cancel("s1")
+        return gone
+
+    plan = bench.stepper.plan(bench.flag)
+    assert plan is not None
+    assert len(plan.slices) == 2
+    bench.stepper.execute(plan, CancelFlag(left))
+    assert leaver.reason is FinishReason.CANCELLED
+    assert bench.stepper.segments.pool.free == free + 4
+    bench.run()
+    assert other.reason is FinishReason.LENGTH
+    assert other.tokens == expected_tokens(text(2, 520), 60)
+
+
+def test_a_cancel_is_heard_while_loaded_segments_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the loading sequence, and of another: each segment takes far longer than a cancel may."""
+    blocks, document = MemoryKVStore(), text(1, 1280)
+    Bench(blocks, tiers=FakeTiers(warm=12)).answer(
+        spec("doc", document, owner="doc", ingest=True, kv_policy=KVPolicy.TIERED)
+    )
+    monkeypatch.setattr(segments, "CLOSE_BATCH", 1)
+    tiers = FakeTiers(warm=40)
+    close_records, closing = tiers.close_records, threading.Event()
+
+    def slowly(*arguments: Any) -> None:
+        closing.set()
+        time.sleep(0.04)
+        close_records(*arguments)
+
+    tiers.close_records = slowly  # type: ignore[method-assign]
+    runtime = TieredRuntime(256, 16_000, decode_s=0.3)  # a step that takes long gives closing as long
+    tiers.attach(runtime)
+    engine = EngineLoop(runtime, blocks, EngineLimits(), tier_policy=TIER_POLICY)
+    engine.start()
+    other = submit(engine, "other", text(5, 40), new=200)
+    other.wait_token()
+    loading = Listener()
+    engine.submit(spec("loading", document + text(2, 30), shared=1280, kv_policy=KVPolicy.TIERED), loading)
+    waits = submit(engine, "waits", text(6, 40))
+    for seq_id, listener in (("waits", waits), ("loading", loading)):
+        closing.clear()
+        assert closing.wait(10)
+        start_s = time.monotonic()
+        engine.cancel(seq_id)
+        assert listener.wait() is FinishReason.CANCELLED
+        assert listener.times[-1] - start_s < 0.04 + 2 * CANCEL_S, "generous: the machine may be busy"
+    engine.close()
+    engine.check_integrity()
+    assert not runtime.faults
+
+
+def test_a_stream_stutters_little_while_loaded_segments_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, document = MemoryKVStore(), text(1, 1280)
+    Bench(blocks, tiers=FakeTiers(warm=12)).answer(
+        spec("doc", document, owner="doc", ingest=True, kv_policy=KVPolicy.TIERED)
+    )
+    monkeypatch.setattr(segments, "CLOSE_BATCH", 1)
+    tiers = FakeTiers(warm=40)
+    close_records = tiers.close_records
+    bench = Bench(blocks, tiers=tiers, decode_s=0.01, num_blocks=256)
+
+    def slowly(*arguments: Any) -> None:
+        bench.sleep(0.02)
+        close_records(*arguments)
+
+    tiers.close_records = slowly  # type: ignore[method-assign]
+    other = bench.add(spec("other", text(5, 40), new=400))
+    while not other.tokens:
+        bench.step()
+    loading = bench.add(spec("loading", document + text(2, 30), shared=1280, kv_policy=KVPolicy.TIERED))
+    longest_s = 0.0
+    while not loading.tokens:
+        before_s = bench.now
+        bench.step()
+        bench.loader.run()
+        longest_s = max(longest_s, bench.now - before_s)
+    assert longest_s < 0.1, "closing one segment alone takes 80 ms"
+    bench.run()
+    assert loading.tokens == expected_tokens(document + text(2, 30), 4)
+    assert loading.cached == (0, 1280)

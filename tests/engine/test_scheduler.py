@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from perilune.core import EngineFinished, EngineProgress, FinishReason, ServiceClass
+from perilune.core import EngineFinished, EngineProgress, FinishReason, KVPolicy, ServiceClass
 from perilune.engine.policy import STRETCH
 from perilune.runtime.kv.spec import BlockHash, block_hashes
 from perilune.runtime.mri import StepPlan
 from tests.engine.harness import SALT, Bench, ingest, spec, text
+from tests.engine.tiered import FakeTiers
 from tests.fakes import MemoryKVStore, expected_tokens
 
 P0, P1, P2 = ServiceClass.P0_INTERACTIVE, ServiceClass.P1_DOCUMENT, ServiceClass.P2_BATCH
@@ -275,6 +276,51 @@ def test_blocks_in_the_plan_are_not_taken_back() -> None:
     bench.run()
     assert old.tokens == expected_tokens(text(1, 300), 4)
     assert young.tokens == expected_tokens(text(2, 60), 40)
+
+
+@pytest.mark.parametrize("policy", list(KVPolicy))
+@pytest.mark.parametrize("shared", [0, 96, 200])
+def test_a_preempted_answer_computes_little_again(shared: int, policy: KVPolicy) -> None:
+    """Its question and its decoded tokens wait in RAM for it alone. The place in the batch was what lacked."""
+    bench = Bench(num_blocks=64, batch=1, tiers=FakeTiers())
+    answer = bench.add(spec("p2", text(1, 600), service_class=P2, new=60, shared=shared, kv_policy=policy))
+    while len(answer.tokens) < 40:
+        bench.step()
+    before = bench.runtime.computed_tokens
+    bench.answer(spec("p0", text(3, 100), new=1))
+    assert answer.tokens == expected_tokens(text(1, 600), 60)
+    assert bench.runtime.computed_tokens - before <= 100 + 20 + 32 + 1
+    assert len(bench.stepper.cache) == shared // 32 + 3, "nobody else finds what it parked"
+
+
+def test_what_the_other_needs_is_taken_from_the_parked_tail() -> None:
+    bench = Bench(num_blocks=24)
+    answer = bench.add(spec("p2", text(1, 320), service_class=P2, new=60, shared=0))
+    while len(answer.tokens) < 40:
+        bench.step()
+    before = bench.runtime.computed_tokens
+    bench.answer(spec("p0", text(3, 500), new=1))  # 16 of 24 blocks; 12 were held
+    assert answer.tokens == expected_tokens(text(1, 320), 60)
+    assert bench.runtime.computed_tokens - before <= 500 + 20 + 5 * 32
+    cache = bench.stepper.cache
+    left = cache.match_length(block_hashes(text(3, 500), SALT))
+    assert len(cache) == left > 0, "what was parked is free when its sequence has ended"
+
+
+def test_a_parked_answer_that_is_cancelled_leaves_nothing() -> None:
+    bench = Bench(num_blocks=64, batch=1, tiers=FakeTiers())
+    for policy in KVPolicy:
+        bench.add(spec("p2", text(1, 600), service_class=P2, new=60, shared=0, kv_policy=policy))
+        for _ in range(20):
+            bench.step()
+        bench.add(spec("p0", text(3, 20), new=1))
+        bench.step()
+        assert bench.stepper.pool.cached
+        bench.stepper.cancel("p2")
+        bench.run()
+        assert not bench.stepper.pool.cached
+        assert bench.stepper.segments is not None
+        assert not bench.stepper.segments.pool.cached
 
 
 def test_a_cached_prompt_loses_its_tail_first() -> None:
