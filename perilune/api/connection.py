@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any, ClassVar
 
 import h11
@@ -25,7 +26,8 @@ LINGER_S = 30.0
 """How long a body that was refused early may still be sent, and dropped: closing at once would hide the answer."""
 
 MAX_CONNECTIONS = 512
-"""Open at once. One more takes the place of the one that has sent no whole request for longest."""
+"""Open at once. One more takes the place of an idle one of the peer that holds the most, never of a peer that holds
+fewer than its own: so nobody can push the others out."""
 
 _REASONS = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}
 
@@ -41,6 +43,7 @@ class Connection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._headers_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
+        self._refused: object = None  # uvicorn's cycle of the request whose body is lingered for
         self._quiet_since_s = time.monotonic()
 
     # -------------------------------------------------------------------------------- asyncio.Protocol
@@ -58,6 +61,8 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.cycle is not self._refused:  # that body has ended, and the next request came in the same bytes
+            self._end_linger()
         if self._waits_for_headers:
             self._end_linger()
             self._expect_headers()
@@ -73,8 +78,10 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._quiet_since_s = time.monotonic()
-        super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY and self._linger_timer is None:
+        answered = self.cycle
+        super().on_response_complete()  # may begin the next request, if that is here already
+        if self.cycle is answered and self.conn.their_state is h11.SEND_BODY and self._linger_timer is None:
+            self._refused = answered
             self._linger_timer = self.loop.call_later(self.linger_s, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
@@ -104,7 +111,7 @@ class Connection(H11Protocol):
     def _end_linger(self) -> None:
         if self._linger_timer is not None:
             self._linger_timer.cancel()
-            self._linger_timer = None
+            self._linger_timer = self._refused = None
 
     def _too_slow(self) -> None:
         self._headers_timer = None
@@ -117,16 +124,20 @@ class Connection(H11Protocol):
             )
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest for its next request. False where all are at work."""
-        waiting = [
-            other
-            for other in self.connections
-            if other is not self and isinstance(other, Connection) and other._waits_for_headers
-        ]
-        if not waiting:
+        """Close, of the peer that holds the most connections, the one that has waited longest for its next request.
+        False where all are at work that this peer may push out."""
+        others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
+        held = Counter(other._peer for other in (self, *others))
+        idle = [other for other in others if other._waits_for_headers and held[other._peer] >= held[self._peer]]
+        if not idle:
             return False
-        min(waiting, key=lambda other: other._quiet_since_s).transport.abort()
+        min(idle, key=lambda other: (-held[other._peer], other._quiet_since_s)).transport.abort()
         return True
+
+    @property
+    def _peer(self) -> str:
+        """The address it came from; behind a proxy that is the proxy's."""
+        return self.client[0] if self.client else ""
 
     def _refuse(self, error: PeriluneError) -> None:
         """Say why, where no response has begun, and close."""

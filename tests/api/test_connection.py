@@ -146,6 +146,65 @@ async def test_connections_at_work_are_not_closed_for_others(serve: Serve, monke
             writer.close()
 
 
+async def test_a_peer_with_many_connections_pushes_out_only_its_own(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "max_connections", 5)
+    async with serve() as server:
+        honest = await asyncio.open_connection(server.host, server.port, local_addr=("127.0.0.2", 0))
+        await eventually(lambda: len(server.uvicorn.server_state.connections) == 1)
+        greedy = [await asyncio.open_connection(server.host, server.port) for _ in range(9)]
+        await eventually(lambda: len(server.uvicorn.server_state.connections) == 5)
+        assert await _gone(greedy[0]) == b"", "the idlest of the greedy peer made room"
+        honest[1].write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await honest[0].read(20)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in (honest, *greedy):
+            writer.close()
+
+
+async def test_a_busy_peer_is_refused_before_an_honest_idle_one_is_closed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "max_connections", 4)
+    async with serve() as server:
+        honest = await asyncio.open_connection(server.host, server.port, local_addr=("127.0.0.2", 0))
+        busy = [await _half_body(server) for _ in range(3)]
+        reply = await server.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 503 ")
+        honest[1].write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await honest[0].read(20)).startswith(b"HTTP/1.1 200 ")
+        for _, writer in (honest, *busy):
+            writer.close()
+
+
+async def test_the_request_after_a_refused_body_is_not_cut(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the body and the next request come in the same bytes, and that one's own body takes a while."""
+    monkeypatch.setattr(Connection, "linger_s", 0.3)
+    async with serve(max_body=2048) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(POST + b"Content-Length: 5000\r\n\r\n" + b"x" * 3000)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 413 ")
+        writer.write(b"x" * 2000 + POST + b"Content-Length: 2\r\n\r\n{")
+        await asyncio.sleep(0.6)
+        writer.write(b"}")
+        assert b"HTTP/1.1 400 " in await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 400 "), 2)
+        writer.close()
+
+
+async def test_a_pipelined_request_is_not_taken_for_a_refused_body(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "linger_s", 0.3)
+    async with serve() as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        first = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        writer.write(first + POST + b"Content-Length: 2\r\n\r\n{")
+        await asyncio.sleep(0.6)
+        writer.write(b"}")
+        assert await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 400 "), 2)
+        writer.close()
+
+
 async def _half_body(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(server.host, server.port)
     writer.write(POST + b"Content-Length: 500\r\n\r\n{")
