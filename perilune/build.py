@@ -63,6 +63,7 @@ class Application:
     keys: Keyring
     engine: EngineLoop
     model: ServedModel
+    kernels: str  # which ones compute, in words
     closers: contextlib.ExitStack
 
     async def start(self) -> None:
@@ -235,7 +236,8 @@ def _wire(
     stores = [store for store in (kv, segments) if store is not None]
     service = _service(settings, telemetry, stores, loaded, keys, library, predictor, engine, model)
     metrics.before_render(lambda: _gauges(engine, telemetry))
-    return Application(settings, telemetry, metrics, service, library, keys, engine, model, contextlib.ExitStack())
+    described, later = loaded.info.kernels, contextlib.ExitStack()
+    return Application(settings, telemetry, metrics, service, library, keys, engine, model, described, later)
 
 
 def _service(

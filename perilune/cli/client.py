@@ -143,9 +143,11 @@ class LocalClient:
     @classmethod
     async def start(cls, settings: Settings) -> LocalClient:
         from perilune.build import build
+        from perilune.cli.doctor import warn_if_slow
 
         app = build(settings)
         try:
+            warn_if_slow(app.kernels)
             await app.start()
         except BaseException:
             await app.close()

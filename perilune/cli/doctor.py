@@ -6,6 +6,7 @@ A warning costs speed or room, a failure costs the answer. Exit code 1 when anyt
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from perilune.errors import PeriluneError
 from perilune.runtime.hub.catalogue import load_catalogue
 from perilune.runtime.hub.pull import ModelFiles, resolve
 from perilune.runtime.memory import free_memory_bytes
+
+_LOG = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 120
 BASE_BYTES = 500 * 1024**2
@@ -70,7 +73,7 @@ def examine(settings: Settings) -> list[Check]:
     if isinstance(facts, Check):
         checks.append(facts)
     else:
-        checks += [_torch(facts), _kernels(facts), *_backend(settings, facts), _openmp(facts)]
+        checks += [_torch(facts), kernels_check(facts["kernels"]), *_backend(settings, facts), _openmp(facts)]
         if model is not None:
             checks += _fit(settings, facts)
     return [*checks, _disk(settings), _port(settings)]
@@ -129,15 +132,26 @@ def _torch(facts: dict[str, Any]) -> Check:
     return Check("torch", "ok", f"{facts['torch']}, {'CUDA' if facts['torch_cuda'] else 'CPU'} build")
 
 
-def _kernels(facts: dict[str, Any]) -> Check:
-    if not facts["kernels"].startswith("PyTorch reference"):
-        return Check("kernels", "ok", facts["kernels"])
+def kernels_check(described: str) -> Check:
+    """Of the kernels that this process runs, by their own description."""
+    if not described.startswith("PyTorch reference"):
+        return Check("kernels", "ok", described)
+    fix = f"{sys.executable} -m perilune.kernels.build"
     if shutil.which("gcc") is None and shutil.which("cc") is None:
         return Check(
-            "kernels", "warning", f"{facts['kernels']}; no C compiler is installed.", "apt-get install gcc"
+            "kernels", "warning", f"{described}; no C compiler is installed.", f"apt-get install gcc && {fix}"
         )
-    fix = f"{sys.executable} -m perilune.kernels.build"
-    return Check("kernels", "warning", f"{facts['kernels']}: slower by several times.", fix)
+    return Check("kernels", "warning", f"{described}: slower by several times.", fix)
+
+
+def warn_if_slow(described: str) -> None:
+    """One line on stderr, and one in the log, where answers will be slow for want of native kernels."""
+    check = kernels_check(described)
+    if check.state == "ok":
+        return
+    say(f"warning: answers will be slow. {check.detail} Stop, then run: {check.fix}")
+    if _LOG.hasHandlers():  # else the line above would come twice
+        _LOG.warning("native kernels are missing", extra={"fields": {"detail": check.detail, "fix": check.fix}})
 
 
 def _backend(settings: Settings, facts: dict[str, Any]) -> list[Check]:

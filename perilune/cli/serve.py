@@ -10,6 +10,7 @@ import typer
 
 from perilune.cli.client import RunningServer, announce_server, find_server
 from perilune.cli.console import say
+from perilune.cli.doctor import warn_if_slow
 from perilune.cli.ports import is_free, local_url, owner_of
 from perilune.config import Settings
 from perilune.errors import ConfigError, Conflict
@@ -80,6 +81,7 @@ async def _serve(settings: Settings) -> int:
     app = build(settings)
     announced = None
     try:
+        warn_if_slow(app.kernels)
         await app.start()
         model = (await app.service.models())[0]
 
