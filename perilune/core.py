@@ -247,11 +247,14 @@ class EngineProgress:
 
 @dataclass(frozen=True, slots=True)
 class EngineToken:
-    """A generated token. The stop token that ends a sequence is sent too, right before EngineFinished(STOP)."""
+    """A generated token. The stop token that ends a sequence is sent too, right before EngineFinished(STOP).
+
+    `exact_share`: of its context, what decode attended exactly when it was last measured; 1 for full KV."""
 
     seq_id: str
     token_id: int
     logprob: TokenLogprob | None = None
+    exact_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ sequence ends it, and no other (`blame`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -39,6 +39,9 @@ from perilune.runtime.mri import CancelFlag, SequenceSlice, StepAbandoned, StepP
 from perilune.telemetry import Telemetry
 
 _LOG = logging.getLogger(__name__)
+
+MEASURE_STEPS = 16
+"""Decode steps of a tiered sequence of which one, the first, is measured: what it read exactly is reported."""
 
 MAX_JUMPS = 3
 """Failed starts from segments on disk, after which a sequence is loaded in order: each drops what is damaged."""
@@ -223,7 +226,7 @@ class Scheduler:
             samples,
             self._holdings.tiers.visible(sequence, start, size, samples) if sequence.tiered else (),
             sequence.attention,
-            sequence.zone is not None,
+            sequence.zone is not None or (sequence.tiered and sequence.generated_tokens % MEASURE_STEPS == 1),
         )
         return True
 
@@ -448,9 +451,12 @@ class Scheduler:
                     self._account(sequence, piece, result)
 
     def _account(self, sequence: EngineSequence, piece: SequenceSlice, result: StepResult) -> None:
-        if sequence.zone is not None and sequence.attention is not None and piece.seq_id in result.attention:
-            window = sequence.zone.observe(result.attention[piece.seq_id])
-            sequence.attention = replace(sequence.attention, window_tokens=window)
+        measured = result.attention.get(piece.seq_id)
+        if measured is not None:
+            sequence.exact_share = _exact_share(measured, piece.end)
+            if sequence.zone is not None and sequence.attention is not None:
+                window = sequence.zone.observe(measured)
+                sequence.attention = replace(sequence.attention, window_tokens=window)
         decoded = sequence.decodes
         sequence.computed = piece.end
         self._holdings.share(sequence)
@@ -472,7 +478,8 @@ class Scheduler:
 
     def _accept(self, sequence: EngineSequence, token: int, logprob: TokenLogprob | None) -> None:
         spec = sequence.spec
-        self._send(sequence, EngineToken(sequence.seq_id, token, logprob))  # an end marker too: it was generated
+        # An end marker too: it was generated.
+        self._send(sequence, EngineToken(sequence.seq_id, token, logprob, sequence.exact_share))
         if token in spec.stop_token_ids and not spec.sampling.ignore_eos:
             self.finish(sequence, FinishReason.STOP)
             return
@@ -497,6 +504,13 @@ class Scheduler:
                     sequence.cached_disk_tokens,
                 ),
             )
+
+
+def _exact_share(layers: Sequence[Sequence[float]], context_tokens: int) -> float:
+    """Of a context, what a decode step read exactly: the mean over the layers that may read summaries. `layers` are
+    rows of `kernels.interface.ATTENTION_STATS`, zeros for the others."""
+    exact = [min(1.0, row[-1] / context_tokens) for row in layers if any(row)]
+    return sum(exact) / len(exact) if exact else 1.0
 
 
 def safe_message(error: Exception) -> str:

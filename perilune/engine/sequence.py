@@ -66,6 +66,7 @@ class EngineSequence:
     zone: HotZone | None = None  # of a sequence whose window adapts
     segments: list[int] = field(default_factory=list)  # slots of the complete segments, in order
     closing: dict[int, int] = field(default_factory=dict)  # segments not closed yet: records that are made
+    exact_share: float = 1.0  # of its context, what the last measured decode step read exactly
     released_segments: int = 0  # leading segments whose blocks were given back
     released_blocks: int = 0
     failed_jumps: int = 0  # loads of segments that came back short

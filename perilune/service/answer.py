@@ -307,7 +307,8 @@ class Answer:
             met = "met" if outcome.ttft_s <= self._deadline_s else "missed"
             parts.telemetry.observe("ttft_seconds", outcome.ttft_s, plan=kind, service_class=service_class)
             parts.telemetry.count("deadline", outcome=met, plan=kind, service_class=service_class)
-        exact = min(ready.exact, ready.offered)
+        read = min(ready.exact, ready.offered)
+        exact = round(read * outcome.exact_share)
         report = Report(
             plan=plan.kind,
             deadline_s=self._deadline_s,
@@ -316,7 +317,8 @@ class Answer:
             tokens=TokenReport(
                 offered=ready.offered,
                 exact=exact,
-                dropped=ready.offered - exact,
+                estimated=read - exact,
+                dropped=ready.offered - read,
                 cached=outcome.cached,
             ),
             model=parts.model.model_id,

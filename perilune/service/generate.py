@@ -33,11 +33,13 @@ from perilune.service.predictor import Predictor
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What was measured. `ttft_s` runs from arrival to the first text of the answer; None if there was none."""
+    """What was measured. `ttft_s` runs from arrival to the first text of the answer; None if there was none.
+    `exact_share`: of the prompt, what decode attended exactly, not through summaries; the least of all choices."""
 
     ttft_s: float | None
     cached: CachedTokens
     usage: Usage
+    exact_share: float = 1.0
 
 
 @dataclass(slots=True)
@@ -46,6 +48,7 @@ class _Choice:
     decoder: ChoiceDecoder
     tokens: int = 0
     finished: bool = False
+    exact_share: float = 1.0
 
 
 @dataclass(slots=True)
@@ -92,7 +95,8 @@ class Generation:
             completion_tokens=sum(choice.tokens for choice in state.choices.values()),
             cached_tokens=state.cached.total,
         )
-        return Outcome(state.ttft_s, state.cached, usage)
+        exact = min((choice.exact_share for choice in state.choices.values()), default=1.0)
+        return Outcome(state.ttft_s, state.cached, usage, exact)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Raises `Overloaded` when the engine refuses or time runs out, `InternalError` when the engine fails."""
@@ -176,6 +180,7 @@ class Generation:
             self._submit_rest(session)
             yield StageStarted("answering")
         choice.tokens += 1
+        choice.exact_share = event.exact_share
         if event.token_id in self._spec.stop_token_ids:
             return  # the end marker is counted, but it is not text
         text, logprobs = choice.decoder.push(event.token_id, event.logprob)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from perilune.core import FinishReason, KVPolicy, SequenceSpec, ServiceClass
+from perilune.core import EngineToken, FinishReason, KVPolicy, SequenceSpec, ServiceClass
 from perilune.engine.tier_rules import TierRules
 from perilune.errors import InvalidRequest
 from perilune.runtime.kv.spec import TierSpec
+from perilune.runtime.mri import CancelFlag, StepPlan, StepResult
 from tests.engine.harness import Bench, spec, text
 from tests.engine.tiered import HOT, SEGMENT, FakeTiers
 from tests.fakes import MemoryKVStore, expected_tokens
@@ -214,3 +217,25 @@ def test_a_runtime_without_tiers_says_so() -> None:
     bench = Bench()
     with pytest.raises(InvalidRequest, match="tiers"):
         bench.stepper.capacity(tiered("a", text(1, 10)))
+
+
+def test_a_token_says_how_much_was_read_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first decode step and one in sixteen after it; layers that report nothing read blocks only."""
+    bench = Bench(tiers=FakeTiers())
+    compute, measured = bench.runtime.forward_step, []
+
+    def forward(plan: StepPlan, cancelled: CancelFlag) -> StepResult:
+        result = compute(plan, cancelled)
+        marked = [piece for piece in plan.slices if piece.measure]
+        measured.extend(piece.end for piece in marked)
+        rows = {piece.seq_id: ((0.0,) * 6, (0.2, 0.3, 0.5, 0.1, 0.4, piece.end / 4)) for piece in marked}
+        return replace(result, attention=rows)
+
+    monkeypatch.setattr(bench.runtime, "forward_step", forward)
+    listener = bench.answer(tiered("a", text(1, 400), new=40))
+    shares = [event.exact_share for event in listener.events if isinstance(event, EngineToken)]
+    assert shares == [1.0] + [0.25] * 39
+    assert measured == [401, 417, 433]
+    full = bench.answer(spec("b", text(2, 400), new=40))
+    assert {event.exact_share for event in full.events if isinstance(event, EngineToken)} == {1.0}
+    assert len(measured) == 3

@@ -147,6 +147,7 @@ class FakeEngine:
         self.broken = ""  # "fault" or "closed": takes nothing any more
         self.hold = threading.Event()
         self.hold.set()
+        self.exact_share = 1.0
         self._waiting: list[_Running] = []
         self._active: dict[str, _Running] = {}
         self._wake = threading.Condition()
@@ -282,7 +283,7 @@ class FakeEngine:
             if spec.sampling.logprobs is not None:
                 top = tuple((token + i, -0.5 - i) for i in range(spec.sampling.logprobs)) if token != EOS else ()
                 logprob = TokenLogprob(token, -0.5, top)
-            running.emit(EngineToken(spec.seq_id, token, logprob))
+            running.emit(EngineToken(spec.seq_id, token, logprob, self.exact_share))
             if token in spec.stop_token_ids:
                 return FinishReason.STOP, None
         return FinishReason.LENGTH, None

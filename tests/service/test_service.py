@@ -79,6 +79,17 @@ async def test_a_plain_question(bench: Bench) -> None:
     ]
 
 
+async def test_what_was_read_through_summaries_is_estimated(bench: Bench) -> None:
+    whole = finished(await bench.ask("word " * 100)).report.tokens
+    assert (whole.estimated, whole.exact) == (0, whole.offered)
+    bench.engine.exact_share = 0.25
+    part = finished(await bench.ask("word " * 100)).report.tokens
+    assert part.offered == whole.offered
+    assert part.exact == round(0.25 * part.offered)
+    assert part.estimated == part.offered - part.exact
+    assert part.dropped == 0
+
+
 async def test_the_plan_comes_before_the_work_and_progress_has_an_eta(bench: Bench) -> None:
     events = await bench.ask("word " * 300)
     kinds = [type(event) for event in events]
