@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perilune.config import Settings
+from perilune.config import KVCacheSettings, Settings
 from perilune.core import BLOCK_TOKENS, KVPolicy
 from perilune.errors import ConfigError
 from perilune.runtime.evaluate.length_record import read as read_length
@@ -129,14 +129,14 @@ def tiered(settings: Settings) -> bool:
     return "tiered" in (settings.kv_cache.policy, *settings.kv_cache.tenants.values())
 
 
-def _tiers(settings: Settings) -> TierSettings | None:
+def tier_settings(kv: KVCacheSettings, folder: Path) -> TierSettings | None:
+    """What the loader is told of tiers; None where everybody's policy is full. COLD lies in `folder`."""
     from perilune.runtime.kv.sizing import TierSettings
 
-    kv = settings.kv_cache
-    if not tiered(settings):
+    if "tiered" not in (kv.policy, *kv.tenants.values()):
         return None
     hot = kv.hot_size if kv.warm_compress else kv.hot_size + kv.warm_size
-    return TierSettings(hot, spill_bytes=kv.spill if kv.cold_summary else 0, spill_folder=settings.home)
+    return TierSettings(hot, spill_bytes=kv.spill if kv.cold_summary else 0, spill_folder=folder)
 
 
 def _load(settings: Settings, files: ModelFiles) -> LoadedModel:
@@ -175,7 +175,7 @@ def _load_torch(settings: Settings, files: ModelFiles) -> LoadedModel:
         dtype=settings.model.dtype,
         decode_weights=settings.model.decode_weights,
         kv_bytes=settings.kv_cache.ram,
-        tiers=_tiers(settings),
+        tiers=tier_settings(settings.kv_cache, settings.home),
         threads=settings.runtime.threads,
         model_id=served_name(settings, files),
         lora=Path(settings.model.lora).expanduser() if settings.model.lora else None,

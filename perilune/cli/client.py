@@ -147,7 +147,7 @@ class LocalClient:
 
         app = build(settings)
         try:
-            warn_if_slow(app.kernels)
+            warn_if_slow(settings, app.kernels)
             await app.start()
         except BaseException:
             await app.close()

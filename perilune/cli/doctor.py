@@ -76,7 +76,8 @@ def examine(settings: Settings) -> list[Check]:
         checks += [_torch(facts), kernels_check(facts["kernels"]), *_backend(settings, facts), _openmp(facts)]
         if model is not None:
             checks += _fit(settings, facts)
-    return [*checks, _disk(settings), _port(settings)]
+    tiers = facts.get("tiers") if isinstance(facts, dict) else None
+    return [*checks, _disk(settings, tiers["cold_bytes"] if tiers else 0), _port(settings)]
 
 
 def _home(settings: Settings) -> Check:
@@ -111,7 +112,8 @@ def _probe(settings: Settings, model: ModelFiles | None) -> dict[str, Any] | Che
     path = str(model.path) if model else ""
     command = [sys.executable, "-m", "perilune.cli.probe", path]
     command += [settings.model.dtype, json.dumps(settings.model.decode_weights), settings.model.lora]
-    command.append(settings.runtime.backend)
+    kv = settings.kv_cache.model_copy(update={"ram": _kv_bytes(settings, free_memory_bytes())})
+    command += [settings.runtime.backend, kv.model_dump_json()]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)  # noqa: S603 - our own
     except subprocess.TimeoutExpired:
@@ -144,10 +146,10 @@ def kernels_check(described: str) -> Check:
     return Check("kernels", "warning", f"{described}: slower by several times.", fix)
 
 
-def warn_if_slow(described: str) -> None:
+def warn_if_slow(settings: Settings, described: str) -> None:
     """One line on stderr, and one in the log, where answers will be slow for want of native kernels."""
     check = kernels_check(described)
-    if check.state == "ok":
+    if check.state == "ok" or settings.model.dtype == "fp32":  # which asks for the reference
         return
     say(f"warning: answers will be slow. {check.detail} Stop, then run: {check.fix}")
     if _LOG.hasHandlers():  # else the line above would come twice
@@ -181,13 +183,13 @@ def _fit(settings: Settings, facts: dict[str, Any]) -> list[Check]:
     free = free_memory_bytes()
     weights = int(facts["weights_bytes"])
     one_copy = int(facts["prefill_bytes"])
-    kv = settings.kv_cache.ram or min(free // KV_RAM_SHARE, KV_RAM_LIMIT_BYTES)
-    tokens = kv // int(facts["kv_token_bytes"])
+    kv = _kv_bytes(settings, free)
+    tokens, held = _kv_held(facts, kv)
     # The loader's rule: both copies of the weights where they fit beside KV, else the one that prefill reads.
     both = weights + kv <= free
     resident = weights if both else one_copy
     need = resident + kv + BASE_BYTES
-    parts = f"weights {human_bytes(resident)}, KV {human_bytes(kv)} ({tokens:,} tokens)"
+    parts = f"weights {human_bytes(resident)}, KV {human_bytes(kv)} ({held})"
     detail = f"needs {human_bytes(need)} of {human_bytes(free)} free ({parts})"
     smaller = f"perilune --set kv_cache.ram={max(0, free - one_copy - BASE_BYTES) // 2 // 1024**2}M doctor"
     if one_copy + (kv if not settings.kv_cache.ram else 0) > free:
@@ -207,13 +209,36 @@ def _fit(settings: Settings, facts: dict[str, Any]) -> list[Check]:
     return [Check("fit", "ok", detail)]
 
 
-def _disk(settings: Settings) -> Check:
+def _kv_bytes(settings: Settings, free: int) -> int:
+    """What KV takes, by the loader's rule."""
+    return settings.kv_cache.ram or min(free // KV_RAM_SHARE, KV_RAM_LIMIT_BYTES)
+
+
+def _kv_held(facts: dict[str, Any], kv: int) -> tuple[int, str]:
+    """How many tokens of one context KV holds, and in words."""
+    tiers = facts["tiers"]
+    if tiers is None:
+        tokens = kv // int(facts["kv_token_bytes"])
+        return tokens, f"{tokens:,} tokens"
+    warm, cold = int(tiers["warm_tokens"]), int(tiers["cold_tokens"])
+    summaries = human_bytes(tiers["summary_bytes"])
+    held = f"{tiers['block_tokens']:,} tokens bf16, {warm:,} INT8, {summaries} of summaries"
+    if cold:
+        held += f"; on disk {human_bytes(tiers['cold_bytes'])} for {cold:,} tokens more"
+    return warm + cold, held
+
+
+def _disk(settings: Settings, cold_bytes: int) -> Check:
+    """`cold_bytes` are taken when serving starts; the quota of KV is filled as documents come."""
     folder = settings.home if settings.home.is_dir() else Path(tempfile.gettempdir())
     free = shutil.disk_usage(folder).free
     quota = settings.kv_cache.disk_quota
     detail = f"{human_bytes(free)} free, KV may use {human_bytes(quota)}"
     if free < ROOM_BYTES:
         return Check("disk", "failed", f"{detail}; documents need room.", "perilune kv rm --all")
+    if cold_bytes > free:
+        fix = f"perilune --set kv_cache.spill={free // 2 // 1024**3}G serve"
+        return Check("disk", "failed", f"{detail}; the cold tier takes {human_bytes(cold_bytes)} at once.", fix)
     if quota > free:
         fix = f"perilune --set kv_cache.disk_quota={free // 2 // 1024**3 or 1}G serve"
         return Check("disk", "warning", f"{detail}: more than there is.", fix)

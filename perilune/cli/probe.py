@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perilune.config import KVCacheSettings
 from perilune.errors import PeriluneError
 
 if TYPE_CHECKING:
@@ -29,10 +31,15 @@ def mapped_openmp() -> list[str]:
 
 
 def probe(
-    model: Path | None, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None, backend: str
+    model: Path | None,
+    dtype: Precision,
+    decode_weights: DecodeWeights,
+    lora: Path | None,
+    backend: str,
+    kv: KVCacheSettings,
 ) -> dict[str, object]:
-    """Facts as JSON values. A model that can't be read gives `model_error` and `model_hint`, a backend that can't
-    be loaded `backend_error`."""
+    """Facts as JSON values; `kv.ram` is what KV is to take. A model that can't be read, or has no room for tiers,
+    gives `model_error` and `model_hint`, a backend that can't be loaded `backend_error`."""
     import torch
 
     from perilune.kernels.select import load
@@ -48,7 +55,7 @@ def probe(
     }
     if model is not None:
         try:
-            found |= _model_facts(model, dtype, decode_weights, lora)
+            found |= _model_facts(model, dtype, decode_weights, lora, kv)
         except PeriluneError as error:
             found |= {"model_error": error.message, "model_hint": error.hint}
     return found
@@ -66,12 +73,17 @@ def _backend_facts(backend: str) -> dict[str, object]:
 
 
 def _model_facts(
-    model: Path, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None
+    model: Path, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None, kv: KVCacheSettings
 ) -> dict[str, object]:
+    from perilune.build import tier_settings
     from perilune.runtime.loader import describe_model
 
-    told = describe_model(model, dtype=dtype, decode_weights=decode_weights, lora=lora)
+    tiers = tier_settings(kv, model.parent)  # sizes alone: nothing is made in the folder
+    told = describe_model(
+        model, dtype=dtype, decode_weights=decode_weights, lora=lora, kv_bytes=kv.ram, tiers=tiers
+    )
     return {
+        "tiers": asdict(told.tiers) if told.tiers is not None else None,
         "architecture": told.architecture,
         "window_tokens": told.max_context_tokens,
         "weights_bytes": told.need.total_bytes,
@@ -82,7 +94,7 @@ def _model_facts(
 
 
 if __name__ == "__main__":
-    path, given_dtype, given_weights, adapter, given_backend = sys.argv[1:6]
+    path, given_dtype, given_weights, adapter, given_backend, given_kv = sys.argv[1:7]
     # The arguments are values of checked settings.
     facts = probe(
         Path(path) if path else None,
@@ -90,5 +102,6 @@ if __name__ == "__main__":
         json.loads(given_weights),
         Path(adapter).expanduser() if adapter else None,
         given_backend,
+        KVCacheSettings.model_validate_json(given_kv),
     )
     print(json.dumps(facts))

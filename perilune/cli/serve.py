@@ -81,7 +81,7 @@ async def _serve(settings: Settings) -> int:
     app = build(settings)
     announced = None
     try:
-        warn_if_slow(app.kernels)
+        warn_if_slow(settings, app.kernels)
         await app.start()
         model = (await app.service.models())[0]
 

@@ -256,7 +256,7 @@ class Stepper:
             self._observer.step(StepObservation(tokens, context, len(decoding), seconds))
         except Exception:  # a watcher's fault must not stop the work
             _LOG.exception("an observer of engine steps failed")
-            self._telemetry.count("engine_observer_failures_total")
+            self._telemetry.count("engine_bookkeeping_failures_total")
         self._telemetry.observe("engine_step_seconds", seconds, kind="prefill" if chunks else "decode")
         self._telemetry.count("engine_prefill_tokens_total", tokens)
         self._telemetry.count("engine_decode_tokens_total", len(decoding))
@@ -391,7 +391,7 @@ class Stepper:
                 self._runtime.release_context(sequence.seq_id)
         except Exception:  # its answer is complete, and the others' work goes on
             _LOG.exception("the context of a sequence that ended couldn't be released")
-            self._telemetry.count("engine_release_failures_total")
+            self._telemetry.count("engine_bookkeeping_failures_total")
         self._telemetry.count("kv_reused_tokens_total", sequence.cached_ram_tokens, tier="ram")
         self._telemetry.count("kv_reused_tokens_total", sequence.cached_disk_tokens, tier="disk")
         self._ended(sequence)

@@ -131,6 +131,9 @@ TABLE: tuple[Metric, ...] = (
     Metric("engine_last_cancel_timestamp_seconds", "gauge", "Unix time at which the last of these ended."),
     Metric("engine_listener_failures", "counter", "Events that a listener couldn't take."),
     Metric(
+        "engine_bookkeeping_failures", "counter", "Faults outside a step; each ended only the answer it concerned."
+    ),
+    Metric(
         "engine_preemptions",
         "counter",
         "Sequences that gave way to others.",
@@ -149,6 +152,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("kv_segments_closed", "counter", "Segments of 2,048 tokens made INT8."),
     Metric("kv_tier_moves", "counter", "Segments moved between RAM and disk.", ("to",)),
     Metric("kv_tier_move_failures", "counter", "Segments that could not be moved; they stayed as they were."),
+    Metric("kv_relief_failures", "counter", "Looks at tiers and memory that failed; nothing was moved."),
     Metric(
         "kv_cold_steps", "counter", "Decode steps over segments on disk, by whether they read it.", ("outcome",)
     ),

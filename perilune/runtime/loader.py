@@ -77,8 +77,22 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class TierNeed:
+    """What tiers would hold and take: bf16 tokens in blocks, INT8 ones in RAM and on disk, and all their
+    summaries, in RAM."""
+
+    block_tokens: int
+    warm_tokens: int
+    cold_tokens: int
+    warm_bytes: int
+    cold_bytes: int
+    summary_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What metadata alone says of a model: nothing was loaded. `kv_token_bytes` is KV for one token of context."""
+    """What metadata alone says of a model: nothing was loaded. `kv_token_bytes` is KV for one token of context;
+    `tiers` is None where none were asked for."""
 
     model_id: str
     architecture: str
@@ -89,12 +103,22 @@ class ModelDescription:
     stored_bytes: int
     need: MemoryNeed
     kv_token_bytes: int
+    tiers: TierNeed | None = None
 
 
 def describe_model(
-    path: Path, *, dtype: Precision = "bf16", decode_weights: DecodeWeights = "auto", lora: Path | None = None
+    path: Path,
+    *,
+    dtype: Precision = "bf16",
+    decode_weights: DecodeWeights = "auto",
+    lora: Path | None = None,
+    kv_bytes: int = 0,
+    tiers: TierSettings | None = None,
 ) -> ModelDescription:
-    """Read metadata and predict memory, with the adapter `lora` where one is named. Raises `UnsupportedModel`."""
+    """Read metadata and predict memory, with the adapter `lora` where one is named, and `tiers` of `kv_bytes`.
+
+    Raises `UnsupportedModel`, and `ConfigError` where there is no room for tiers.
+    """
     checkpoint = open_checkpoint(path)
     try:
         config = checkpoint.config
@@ -110,6 +134,7 @@ def describe_model(
             stored_bytes=merged.stored_bytes(),
             need=memory_need(merged, dtype, decode_weights),
             kv_token_bytes=spec.token_bytes,
+            tiers=_tier_need(spec, config, kv_bytes, tiers),
         )
     finally:
         checkpoint.close()
@@ -244,6 +269,23 @@ def _tier_size(
         )
     asked = replace(settings, ram_bytes=settings.ram_bytes or int(budget * SEGMENT_SHARE))
     return tier_size(SegmentLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim), layers, hot, asked)
+
+
+def _tier_need(spec: KVSpec, config: ModelConfig, budget: int, settings: TierSettings | None) -> TierNeed | None:
+    size = _tier_size(spec, config, budget, None, settings)
+    if size is None:
+        return None
+    layout = SegmentLayout(spec.num_layers, spec.num_kv_heads, spec.head_dim)
+    records = sum(window is None for window in config.windows) * spec.num_kv_heads
+    payload = records * layout.payload_bytes
+    return TierNeed(
+        block_tokens=int(budget * (1 - SEGMENT_SHARE)) // spec.block_bytes * BLOCK_TOKENS,
+        warm_tokens=size.warm_frames * SEGMENT_TOKENS,
+        cold_tokens=size.cold_frames * SEGMENT_TOKENS,
+        warm_bytes=size.warm_frames * payload,
+        cold_bytes=size.cold_frames * payload,
+        summary_bytes=size.slots * records * layout.summary_bytes,
+    )
 
 
 def block_count(spec: KVSpec, num_blocks: int | None, kv_bytes: int, free_bytes: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perilune.build import tier_settings
 from perilune.cli import doctor
 from perilune.cli.doctor import BASE_BYTES, Check, examine
 from perilune.cli.ports import is_free, owner_of
@@ -32,6 +33,7 @@ FACTS: dict[str, Any] = {
     "prefill_bytes": 270 << 20,
     "kv_token_bytes": 23_040,
     "chat_template": True,
+    "tiers": None,
 }
 
 
@@ -164,3 +166,42 @@ def test_llama_cpp_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
 
 def test_openmp_runtimes_are_seen() -> None:
     assert len(mapped_openmp()) <= 1
+
+
+TIERS = {
+    "block_tokens": 40_960,
+    "warm_tokens": 61_440,
+    "cold_tokens": 20_480,
+    "warm_bytes": 700 << 20,
+    "cold_bytes": 240 << 20,
+    "summary_bytes": 80 << 20,
+}
+
+
+def test_what_tiers_hold_is_told_by_tier(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    tiered = settings.model_copy(update={"kv_cache": KVCacheSettings(policy="tiered", ram=2 << 30, spill=1 << 20)})
+    checks = examined(monkeypatch, tiered, tiers=TIERS)
+    assert checks["fit"].state == "ok"
+    for said in ("40,960 tokens bf16", "61,440 INT8", "80", "of summaries", "20,480 tokens more"):
+        assert said in checks["fit"].detail
+    short = examined(monkeypatch, tiered, tiers=TIERS | {"warm_tokens": 4096, "cold_tokens": 2048})
+    assert "less than one window" in short["fit"].detail
+
+
+def test_a_disk_without_room_for_the_cold_tier_fails(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    checks = examined(monkeypatch, settings, tiers=TIERS | {"cold_bytes": 1 << 60})
+    assert checks["disk"].state == "failed"
+    assert "kv_cache.spill=" in checks["disk"].fix
+
+
+def test_the_probe_sizes_tiers_as_the_loader_does(smollm2_path: Path) -> None:
+    told = loader.describe_model(smollm2_path, kv_bytes=1 << 30, tiers=tier_settings(TIERED, smollm2_path.parent))
+    need = told.tiers
+    assert need is not None
+    assert 0.9 < (need.warm_bytes + need.summary_bytes) / (1 << 29) <= 1
+    assert need.block_tokens * told.kv_token_bytes <= 1 << 29
+    assert need.cold_bytes <= TIERED.spill
+    assert need.warm_tokens > 1.5 * need.block_tokens, "INT8 holds more in the same room"
+
+
+TIERED = KVCacheSettings(policy="tiered")
