@@ -201,7 +201,7 @@ def test_the_probe_sizes_tiers_as_the_loader_does(smollm2_path: Path) -> None:
     assert 0.9 < (need.warm_bytes + need.summary_bytes) / (1 << 29) <= 1
     assert need.block_tokens * told.kv_token_bytes <= 1 << 29
     assert need.cold_bytes <= TIERED.spill
-    assert need.warm_tokens > 1.5 * need.block_tokens, "INT8 holds more in the same room"
+    assert need.warm_tokens > need.block_tokens, "INT8 holds more in the same room, beside the summaries of COLD"
 
 
 TIERED = KVCacheSettings(policy="tiered")
