@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from perilune.core import (
     BLOCK_TOKENS,
@@ -117,6 +117,16 @@ class _Running:
     spec: SequenceSpec
     emit: Callable[[EngineEvent], None]
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class NoKV:
+    """`KVView` of an engine that has none to show."""
+
+    def view(self, steps: int = 0) -> dict[str, Any]:
+        return {}
+
+    def debug(self, on: bool) -> None:
+        raise AssertionError("nobody asked to measure")
 
 
 class FakeEngine:

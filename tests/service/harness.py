@@ -32,7 +32,7 @@ from perilune.service.predictor import Predictor
 from perilune.service.rates import Rates
 from perilune.service.service import Service
 from perilune.telemetry import Telemetry
-from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, Template, upload_bytes
+from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, Template, upload_bytes
 
 _ids = itertools.count()
 VOCABULARY = 0x110000  # every character is a token
@@ -93,7 +93,7 @@ class Bench:
             clock=time.monotonic,
             telemetry=telemetry,
         )
-        self.service = Service(parts, self.admission, lambda key: Caller("local", "admin"))
+        self.service = Service(parts, self.admission, lambda key: Caller("local", "admin"), NoKV())
         await self.service.start(warm_up=False)
 
     async def upload(self, text: str, name: str = "doc.txt", tenant: str = "local", wait: bool = True) -> str:
