@@ -105,11 +105,11 @@ def dense(q: torch.Tensor, positions: torch.Tensor, near: Near, far: Far, heads:
     """Rows that read everything: q fp32 [T, Hq, D] at `positions` -> fp32 [T, Hq, D]."""
     folded = _fold(q, heads)
     near_scores = _near_scores(folded, near, positions)
-    far_scores = folded @ far.k.flatten(1, 2).transpose(1, 2)[:, None]
+    far_scores = _product(folded, far.k.flatten(1, 2).transpose(1, 2))
     weights = torch.cat([near_scores, far_scores], -1).softmax(-1)
     split = near.k.shape[1]
-    near_part = weights[..., :split] @ near.v[:, None]
-    far_part = weights[..., split:] @ far.v.flatten(1, 2)[:, None]
+    near_part = _product(weights[..., :split], near.v)
+    far_part = _product(weights[..., split:], far.v.flatten(1, 2))
     return _unfold(near_part + rotate(far_part))
 
 
@@ -143,9 +143,8 @@ def hybrid(
     sizes = [scores.near.shape[-1], tokens[0, 0, 0].numel(), summaries.shape[-1]]
     weights = torch.cat([scores.near, tokens.flatten(-2), weighted], -1).softmax(-1)
     near_weights, token_weights, summary_weights = torch.split(weights, sizes, -1)
-    rotated = token_weights @ far.v.flatten(1, 2)[:, None]
-    rotated = rotated + summary_weights @ far.unit_v[:, None]
-    out = _unfold(near_weights @ near.v[:, None] + rotate(rotated))
+    rotated = _product(token_weights, far.v.flatten(1, 2)) + _product(summary_weights, far.unit_v)
+    out = _unfold(_product(near_weights, near.v) + rotate(rotated))
     if only_count:
         counts = _exact_tokens(near, positions, exact_units)
         return out, torch.cat([torch.full((len(counts), 5), math.nan), counts[:, None]], -1)
@@ -198,12 +197,17 @@ def _fold(q: torch.Tensor, heads: HeadShape) -> torch.Tensor:
     return q.view(q.shape[0], heads.num_kv_heads, -1, heads.head_dim).permute(1, 2, 0, 3) * heads.scale
 
 
+def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """[Hkv, G, T, X] times [Hkv, X, Y]; the group's queries as rows of one matrix, which copies no columns."""
+    return (rows.flatten(1, 2) @ columns).unflatten(1, rows.shape[1:3])
+
+
 def _unfold(out: torch.Tensor) -> torch.Tensor:
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def _near_scores(folded: torch.Tensor, near: Near, positions: torch.Tensor) -> torch.Tensor:
-    scores = folded @ near.k.transpose(1, 2)[:, None]
+    scores = _product(folded, near.k.transpose(1, 2))
     return scores.masked_fill(near.positions > positions[:, None], _HIDDEN)
 
 
@@ -228,7 +232,7 @@ def _scores(folded: torch.Tensor, positions: torch.Tensor, near: Near, far: Far,
 
 def _token_scores(folded: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """Queries [Hkv, G, T, D] and keys [Hkv, U, 16, D] -> [Hkv, G, T, U, 16]."""
-    flat = folded @ k.flatten(1, 2).transpose(1, 2)[:, None]
+    flat = _product(folded, k.flatten(1, 2).transpose(1, 2))
     return flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
 
 
@@ -238,10 +242,11 @@ def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
         rest, of_mean = _token_scores(rotated, far.rest_k), rotated
     else:
         rest, of_mean = _rounded_rest(rotated, far.sign_codes, far.spread), _rounded(rotated)
-    powers = rest * math.log2(math.e)
-    whole = powers.floor()
-    chords = torch.ldexp(1 + powers - whole, whole.int()).sum(-1)
-    return of_mean @ far.mean_k.transpose(1, 2)[:, None] + chords.log()
+    powers = (rest * math.log2(math.e)).clamp(-100, 100)
+    chords = (
+        (powers * 2**23 + 127 * 2**23).to(torch.int32).view(torch.float32)
+    )  # bits of 2^floor(x) * (1 + the rest)
+    return _product(of_mean, far.mean_k.transpose(1, 2)) + chords.sum(-1).log()
 
 
 def _rounded(q: torch.Tensor) -> torch.Tensor:
