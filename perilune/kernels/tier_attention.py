@@ -199,7 +199,8 @@ def _fold(q: torch.Tensor, heads: HeadShape) -> torch.Tensor:
 
 def _product(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """[Hkv, G, T, X] times [Hkv, X, Y]; the group's queries as rows of one matrix, which copies no columns."""
-    return (rows.flatten(1, 2) @ columns).unflatten(1, rows.shape[1:3])
+    product: torch.Tensor = rows.flatten(1, 2) @ columns
+    return product.view(*rows.shape[:3], columns.shape[-1])
 
 
 def _unfold(out: torch.Tensor) -> torch.Tensor:
