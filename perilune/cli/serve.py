@@ -78,7 +78,7 @@ async def _serve(settings: Settings) -> int:
 
     configure()
     say(f"loading {settings.model.path} …")
-    app = build(settings)
+    app = build(settings, indexed=True)
     announced = None
     try:
         warn_if_slow(settings, app.kernels)

@@ -22,16 +22,19 @@ import sqlalchemy as sa
 from perilune.config import DocumentSettings
 from perilune.core import FileRecord, FileStatus, Page, Passage
 from perilune.errors import Conflict, NotFound, UnsupportedDocument
-from perilune.memory import audit, sanitise
+from perilune.memory import audit, entries, sanitise
 from perilune.memory.analyse import Analyser
 from perilune.memory.blobs import BlobStore
 from perilune.memory.index import Hit, Segment, rank, read_segment
 from perilune.memory.ingest import sandbox
 from perilune.memory.ingest.protocol import Batch, Job, Opened, Unchanged
 from perilune.memory.keys import validate_tenant
+from perilune.memory.memory import Memory
 from perilune.memory.overview import asks_about_whole, overview
+from perilune.memory.passages import add_new as make_entries
 from perilune.memory.reuse import EarlierGone, EarlierVersion, Position, earlier_version
 from perilune.memory.schema import FILES, PAGES, PASSAGES, POSTINGS
+from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 
 _ID_BYTES = 18  # 24 url-safe characters
@@ -41,7 +44,10 @@ _COLUMN_NAMES = {"file_id": "id"}
 
 
 class Library:
-    """Implements `service.ports.Library`. Thread-safe. `counted_by` names the model whose tokens records hold."""
+    """Implements `service.ports.Library`. Thread-safe. `counted_by` names the model whose tokens records hold.
+
+    With `memory`, searches find by meaning too; without, by the words of the documents that are asked.
+    """
 
     def __init__(
         self,
@@ -50,6 +56,7 @@ class Library:
         settings: DocumentSettings | None = None,
         *,
         counted_by: str = "",
+        memory: Memory | None = None,
         clock: Callable[[], float] = time.time,
         worker: Sequence[str] = sandbox.WORKER,
         stall_s: float = sandbox.STALL_S,
@@ -58,6 +65,7 @@ class Library:
         self._blobs = BlobStore(home)
         self._settings = settings or DocumentSettings()
         self._counted_by = counted_by
+        self._memory = memory
         self._clock = clock
         self._worker = worker
         self._stall_s = stall_s
@@ -120,9 +128,16 @@ class Library:
         """Remove bytes, text, passages and index rows. Raises `NotFound`. A running parse of it ends."""
         with self._store.write() as connection:
             _file(connection, tenant, file_id)
+            entries.remove_source(connection, tenant, file_id)
             connection.execute(FILES.delete().where(FILES.c.id == file_id))
             audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)
+        self._changed()
+
+    def _changed(self) -> None:
+        """Entries came or went: the index has something to learn."""
+        if self._memory:
+            self._memory.changed()
 
     def open_file(self, tenant: str, file_id: str) -> BinaryIO:
         """The uploaded bytes, for the caller to close. Raises `NotFound`, `IntegrityError` where they are gone."""
@@ -291,6 +306,8 @@ class Library:
                 connection.execute(
                     POSTINGS.insert().values(file_id=file_id, first_passage=at.passages, data=batch.postings)
                 )
+                make_entries(connection, file_id)
+        self._changed()
         return record, moved
 
     def _take_over(
@@ -304,6 +321,8 @@ class Library:
             moved = earlier.copy(connection, record.file_id, found.pages, at)
             record = replace(record, pages_parsed=moved.pages, language=record.language or earlier.language)
             _move(connection, record, at, moved)
+            make_entries(connection, record.file_id)
+        self._changed()
         return record, moved
 
     @contextmanager
@@ -330,11 +349,17 @@ class Library:
         whole = asks_about_whole(query)
         with self._store.read() as connection:
             counts = _passage_counts(connection, tenant, ids)
-            hits = _spread(counts, limit) if whole else []
-            if not whole:
-                segments = _segments(connection, ids)
-                hits = rank(segments, Analyser().query_terms(query), limit)
-            return _texts(connection, hits)
+            if whole:
+                return _texts(connection, _spread(counts, limit))
+            if self._memory is None:
+                return _texts(connection, rank(_segments(connection, ids), Analyser().query_terms(query), limit))
+        found = self._memory.search(query, Scope(tenant, sources=tuple(ids)), limit)
+        with self._store.read() as connection:
+            return _texts(connection, [Hit(hit.source_id, hit.number, hit.score) for hit in found.hits])
+
+    def search_faults(self) -> list[str]:
+        """Why searches find less than they could, in sentences for people; empty where nothing is amiss."""
+        return self._memory.faults() if self._memory else []
 
 
 # ----------------------------------------------------------------------------------------------------- rows

@@ -1,7 +1,7 @@
 """The tables. Knows SQLAlchemy Core types that SQLite and PostgreSQL share, and nothing of what is done with rows.
 
 A change here needs a migration in `migrations/versions`; a test compares the two. Deleting a file deletes its
-pages, passages and postings by cascade.
+pages, passages and postings by cascade; its entries go with `entries.remove_source`, which also keeps the counts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 
-HEAD = "0004"
+HEAD = "0005"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -128,4 +129,58 @@ POSTINGS = Table(
     _of_file(),
     Column("first_passage", Integer, primary_key=True, autoincrement=False),
     Column("data", LargeBinary, nullable=False),  # the format is memory/postings.py
+)
+
+_ENTRY_ID = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only what it calls INTEGER
+
+ENTRIES = Table(  # what a search finds: a passage of a file, a turn of a session
+    "entries",
+    METADATA,
+    Column("id", _ENTRY_ID, primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("source_id", String(64), nullable=False),  # a file's or a session's id
+    Column("number", Integer, nullable=False),  # place in the source, from 0
+    Column("page", Integer),
+    Column("start", BigInteger),  # characters in the file's whole text
+    Column("end", BigInteger),
+    Column("speaker", String(128)),
+    Column("at", Float),  # when it was said, or when the file came
+    Column("entities", Text, nullable=False),  # names, one a line (memory/entities.py)
+    Column("text", Text),  # of a turn; a passage's lies in its page
+    Column("terms", LargeBinary, nullable=False),  # the format is memory/scoring.py
+    Column("length", Integer, nullable=False),  # in terms, as BM25 weighs it
+    UniqueConstraint("tenant", "source_id", "number"),
+    Index(None, "tenant", "at"),
+    sqlite_autoincrement=True,  # ids are never given twice, because an index may still know the old one
+)
+
+TERM_COUNTS = Table(  # how many of a tenant's entries hold a term
+    "term_counts",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("term", BigInteger, primary_key=True, autoincrement=False),  # the hash, as a signed number
+    Column("entries", Integer, nullable=False),
+)
+
+CORPORA = Table(
+    "corpora",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("entries", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),  # of all entries together
+)
+
+VECTORS = Table(
+    "vectors",
+    METADATA,
+    Column("entry_id", _ENTRY_ID, ForeignKey("entries.id", ondelete="CASCADE"), primary_key=True),
+    Column("model", String(128), primary_key=True),
+    Column("vector", LargeBinary, nullable=False),  # float16, little-endian, of length 1
+)
+
+INDEX_WORK = Table(  # what the index does not know yet; written in the transaction that makes it necessary
+    "index_work",
+    METADATA,
+    Column("entry_id", _ENTRY_ID, primary_key=True, autoincrement=False),
+    Column("task", String(8), primary_key=True),  # text, vector, gone
 )

@@ -150,6 +150,10 @@ class Library(Protocol):
         """Best passages first, over what is indexed so far."""
         ...
 
+    def search_faults(self) -> list[str]:
+        """Why searches find less than they could, in sentences for people; empty where nothing is amiss."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:

@@ -62,6 +62,8 @@ class Refiner:
                     "No passage matches the question's words; the answer is from the opening of the document.",
                 )
             )
+        if faults := self._library.search_faults():
+            said.append(Degradation("search_reduced", " ".join(faults)))
         names = {record.file_id: record.filename for record in records}
         pieces = [self._piece(passage, names) for passage in passages]
         prompt = self._composer.compose(pieces, kept, PASSAGE_INSTRUCTIONS)

@@ -330,6 +330,7 @@ class MemoryLibrary:
         self.gate = threading.Event()
         self.gate.set()
         self.search_s = 0.0
+        self.faults: list[str] = []
 
     def add_file(self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int) -> FileRecord:
         content = data.read()
@@ -402,6 +403,9 @@ class MemoryLibrary:
     def set_status(self, record: FileRecord) -> None:
         if record.file_id in self.records:
             self.records[record.file_id] = record
+
+    def search_faults(self) -> list[str]:
+        return list(self.faults)
 
     def search(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> list[Passage]:
         time.sleep(self.search_s)

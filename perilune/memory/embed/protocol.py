@@ -1,0 +1,46 @@
+"""The seam `Embedder`: texts to vectors. Three implementations, one contract suite.
+
+An embedder only adds to the word search: when it fails, `EmbedderUnavailable` says why, and searches go on with
+words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from perilune.errors import Unreachable
+from perilune.memory.vectors.protocol import Vector
+
+Role = Literal["query", "passage"]
+
+
+class EmbedderUnavailable(Unreachable):
+    """The embedder did not answer. Searches find by words alone until it does."""
+
+    code = "embedder_unavailable"
+
+
+class Embedder(Protocol):
+    """Thread-safe. Queries don't wait for passages."""
+
+    @property
+    def model(self) -> str:
+        """Names the vector space: vectors of different models are never compared."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers in a vector. Raises `EmbedderUnavailable` where that must be asked and can't."""
+        ...
+
+    @property
+    def languages(self) -> frozenset[str] | None:
+        """ISO codes that it understands; None: many, English and Chinese among them."""
+        ...
+
+    def embed(self, texts: Sequence[str], role: Role) -> Vector:
+        """Vectors (texts, width) of length 1, in order. Raises `EmbedderUnavailable`."""
+        ...
+
+    def close(self) -> None: ...

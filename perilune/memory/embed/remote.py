@@ -1,0 +1,122 @@
+"""Embeddings from any server that speaks OpenAI's `POST /embeddings`.
+
+Knows HTTP and the wire format, with the standard library: calls come from threads, a few a second. The prefixes
+that E5 models need are set per model, because a server can't be asked for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import http.client
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from perilune.errors import ConfigError
+from perilune.memory.embed.process import PASSAGES_S, QUERY_S, unavailable
+from perilune.memory.embed.protocol import Role
+from perilune.memory.vectors.protocol import Vector
+
+_BATCH = 64
+_MAX_ANSWER_BYTES = 64 * 1024**2
+
+
+class RemoteEmbedder:
+    """Implements `Embedder`. `url` is the base that `/embeddings` follows (`http://host:port/v1`).
+
+    `prefixes` go before queries and passages. Raises `ConfigError` for an unusable URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key: str = "",
+        prefixes: tuple[str, str] = ("", ""),
+        query_s: float = QUERY_S,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"{url!r} is no URL of an embeddings server.",
+                hint="Give one like http://host:8000/v1.",
+                param="memory.embedder",
+            )
+        self._parts = parts
+        self._model = model
+        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        self._prefixes: dict[Role, str] = {"query": prefixes[0], "passage": prefixes[1]}
+        self._query_s = query_s
+        self._width: int | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def width(self) -> int:
+        with self._lock:
+            if self._width is None:
+                self._width = int(self._ask([self._prefixes["query"] + "a"], self._query_s).shape[1])
+            return self._width
+
+    @property
+    def languages(self) -> frozenset[str] | None:
+        return None
+
+    def embed(self, texts: Sequence[str], role: Role) -> Vector:
+        if not texts:
+            return np.empty((0, self.width), np.float32)
+        said = [self._prefixes[role] + text for text in texts]
+        patience_s = self._query_s if role == "query" else PASSAGES_S
+        found = np.concatenate(
+            [self._ask(said[at : at + _BATCH], patience_s) for at in range(0, len(said), _BATCH)]
+        )
+        if found.shape[1] != self.width:
+            raise unavailable("the server changed the width of its vectors")
+        return found
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+    def _ask(self, texts: list[str], patience_s: float) -> Vector:
+        secure = self._parts.scheme == "https"
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = connect(self._parts.hostname or "", self._parts.port, timeout=patience_s)
+        body = json.dumps({"model": self._model, "input": texts, "encoding_format": "float"})
+        try:
+            connection.request("POST", f"{self._parts.path.rstrip('/')}/embeddings", body, self._headers)
+            response = connection.getresponse()
+            data = response.read(_MAX_ANSWER_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise unavailable(f"{self._parts.hostname} did not answer ({type(error).__name__})") from None
+        finally:
+            connection.close()
+        if response.status != http.client.OK:
+            raise unavailable(f"{self._parts.hostname} answered with status {response.status}")
+        return _vectors(data, len(texts))
+
+
+def _vectors(data: bytes, count: int) -> Vector:
+    """The answer's vectors in the order of their indices, brought to length 1."""
+    try:
+        items = sorted(json.loads(data)["data"], key=lambda item: int(item["index"]))
+        found = np.array([_numbers(item["embedding"]) for item in items], np.float32)
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        raise unavailable(f"the server's answer can't be read ({type(error).__name__})") from None
+    if found.ndim != 2 or len(found) != count or not np.isfinite(found).all():
+        raise unavailable("the server's answer holds something else than one vector a text")
+    normal: Vector = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+    return normal
+
+
+def _numbers(value: Any) -> Any:
+    """A list of numbers, or base64 of float32, which some servers send whatever they are asked for."""
+    return np.frombuffer(base64.b64decode(value, validate=True), "<f4") if isinstance(value, str) else value

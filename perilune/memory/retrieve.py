@@ -1,0 +1,309 @@
+"""Finds entries: asks both arms of the index, rescores what they propose from SQL, and orders it.
+
+Knows SQL, the index and the embedder as seams; not files, prompts or HTTP. Every way in which something is missing
+leaves a search that works and says so: no embedder, no vectors yet: words alone; no index: a scan of every entry in
+scope; low confidence: the same scan. What SQL no longer holds is never found, whatever the index says.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+import numpy as np
+
+from perilune.memory import entries, scoring
+from perilune.memory.analyse import Analyser
+from perilune.memory.confidence import confidence
+from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
+from perilune.memory.entries import Entry, Text
+from perilune.memory.indexer import decode
+from perilune.memory.language import detect
+from perilune.memory.postings import term_hash
+from perilune.memory.rank import CHAT, Numbers, Profile, Signs, fuse, order_of
+from perilune.memory.scope import Scope
+from perilune.memory.store import Store
+from perilune.memory.synonyms import Synonyms
+from perilune.memory.timespan import Span, covered, spans
+from perilune.memory.vectors.protocol import IndexUnavailable, Terms, Vector, VectorIndex
+
+CANDIDATES = 100
+"""Proposals asked of each arm."""
+
+MAX_INDEX_TERMS = 32
+"""The rarest terms of a long question go to the index; all of them are scored."""
+
+LOW_CONFIDENCE = 0.25
+MAX_SCAN = 20_000
+"""Low confidence leads to a scan up to this many entries in scope; beyond, it would cost more than it is worth."""
+
+_NAME = re.compile(r"[^\W\d_]+")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A found entry. `text[start:end]` of a file's whole text is `text`; turns have no such range."""
+
+    entry_id: int
+    source_id: str
+    number: int
+    text: str
+    page: int | None
+    start: int | None
+    end: int | None
+    speaker: str | None
+    at: float | None
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Hits, best first. `confidence` is the chance that the best ones hold what was asked (0 to 1).
+
+    `missing` says which part of the search was out of use, in words for people; `scanned` that every entry was
+    read.
+    """
+
+    hits: tuple[Hit, ...]
+    confidence: float
+    missing: tuple[str, ...] = ()
+    scanned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question, taken apart."""
+
+    text: str
+    weights: Mapping[int, float]  # term -> synonym weight x idf, for terms that occur
+    mean_length: float
+    vector: Vector | None
+    named: list[Span]
+    unknown: float  # share of its own terms that no entry holds
+
+
+class Retriever:
+    """Thread-safe. Without `index` a search reads all entries in scope; without `embedder`, words alone count."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: VectorIndex | None = None,
+        embedder: Embedder | None = None,
+        synonyms: Synonyms | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        index_failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._embedder = embedder
+        self._synonyms = synonyms or Synonyms.none()
+        self._clock = clock
+        self._index_failed = index_failed
+        self._pool = ThreadPoolExecutor(4, "retrieve")
+        self._analysers = threading.local()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def search(
+        self, query: str, scope: Scope, limit: int, profile: Profile = CHAT, now: datetime | None = None
+    ) -> Found:
+        """The best `limit` entries in scope. `now` is when the question was asked (default: the clock)."""
+        missing: list[str] = []
+        embedding = self._begin_embedding(query)
+        expanded = self._synonyms.expand(query, self._analyser())
+        terms = {term_hash(term): weight for term, weight in expanded.items()}
+        with self._store.read() as connection:
+            known = entries.statistics(connection, scope.tenant, terms)
+        if known.entries == 0 or limit <= 0:
+            return Found((), 0.0)
+        question = _Question(
+            query,
+            _weighed(terms, known),
+            known.mean_length,
+            self._vector(embedding, missing),
+            spans(query, now or self._clock()),
+            _unknown_share(terms, known),
+        )
+        pool, scanned = self._candidates(question, scope, missing), False
+        if pool is None:
+            pool, scanned = self._scan(question, scope), True
+        ranked = self._rank(pool, question, profile)
+        if not scanned and ranked.confidence < LOW_CONFIDENCE and self._is_small(scope):
+            ranked, scanned = self._rank(self._scan(question, scope), question, profile), True
+        return Found(self._texts(ranked.best[:limit]), ranked.confidence, tuple(dict.fromkeys(missing)), scanned)
+
+    # ----------------------------------------------------------------------------------------------- the question
+
+    def _analyser(self) -> Analyser:
+        """This thread's own."""
+        found: Analyser | None = getattr(self._analysers, "analyser", None)
+        if found is None:
+            found = self._analysers.analyser = Analyser()
+        return found
+
+    def _begin_embedding(self, query: str) -> Future[Vector] | None:
+        """Embed beside the reading of statistics; None where no embedder understands the question."""
+        if self._embedder is None:
+            return None
+        languages = self._embedder.languages
+        if languages is not None and detect(query) not in languages:
+            return None
+        return self._pool.submit(self._embedder.embed, [query], "query")
+
+    @staticmethod
+    def _vector(embedding: Future[Vector] | None, missing: list[str]) -> Vector | None:
+        if embedding is None:
+            return None
+        try:
+            found: Vector = embedding.result()[0]
+        except EmbedderUnavailable as error:
+            missing.append(error.message)
+            return None
+        return found
+
+    # ----------------------------------------------------------------------------------------------- candidates
+
+    def _candidates(self, question: _Question, scope: Scope, missing: list[str]) -> list[Entry] | None:
+        """What the index proposes, with both neighbours; None where it can't be asked."""
+        if self._index is None:
+            return None
+        rarest = sorted(question.weights.items(), key=lambda item: -item[1])[:MAX_INDEX_TERMS]
+        asked = Terms(dict(rarest), question.mean_length)
+        scopes = [scope, *(_within(scope, span) for span in question.named)]
+        calls = [self._pool.submit(self._index.words, asked, CANDIDATES, each) for each in scopes if asked.weights]
+        if question.vector is not None:
+            calls += [self._pool.submit(self._index.nearest, question.vector, CANDIDATES, each) for each in scopes]
+        try:
+            ids = {entry_id for call in calls for entry_id in call.result()}
+        except IndexUnavailable as error:
+            missing.append(error.message)
+            self._index_failed()
+            return None
+        with self._store.read() as connection:
+            found = entries.load(connection, scope.tenant, ids, self._model)
+            held = {(entry.source_id, entry.number) for entry in found}
+            wanted = {(source, number + step) for source, number in held for step in (-1, 1)} - held
+            return found + entries.load_places(connection, scope.tenant, wanted, self._model)
+
+    @property
+    def _model(self) -> str:
+        return self._embedder.model if self._embedder else ""
+
+    def _is_small(self, scope: Scope) -> bool:
+        """Whether reading every entry in scope is worth a doubtful answer."""
+        with self._store.read() as connection:
+            return entries.count(connection, scope, MAX_SCAN) <= MAX_SCAN
+
+    def _scan(self, question: _Question, scope: Scope) -> list[Entry]:
+        """The best of every entry in scope, by words and by vector, without an index."""
+        kept: list[tuple[float, float, Entry]] = []
+        with self._store.read() as connection:
+            for part in entries.scan(connection, scope, self._model):
+                words, dense = _scores(part, question)
+                kept += zip(words.tolist(), np.nan_to_num(dense, nan=-2.0).tolist(), part, strict=True)
+                kept = _best_of(kept, question)
+        return [entry for _, _, entry in kept]
+
+    # -------------------------------------------------------------------------------------------------- ranking
+
+    def _rank(self, pool: Sequence[Entry], question: _Question, profile: Profile) -> _Ranked:
+        pool = [pool[at] for at in order_of(pool)]
+        if not pool:
+            return _Ranked([], 0.0)
+        words, dense = _scores(pool, question)
+        scores = fuse(pool, words, dense, _signs(pool, question), profile)
+        relevant = (words > 0) | (np.nan_to_num(dense, nan=-1.0) > 0)
+        order = [int(at) for at in np.argsort(-scores, kind="stable") if relevant[at]]
+        best = [(pool[at], float(scores[at])) for at in order]
+        return _Ranked(best, confidence(scores, words, dense, order, question.unknown))
+
+    def _texts(self, best: Sequence[tuple[Entry, float]]) -> tuple[Hit, ...]:
+        with self._store.read() as connection:
+            said: dict[int, Text] = entries.texts(connection, [entry.id for entry, _ in best])
+        return tuple(
+            Hit(entry.id, entry.source_id, entry.number, *_place(said[entry.id]), entry.speaker, entry.at, score)
+            for entry, score in best
+            if entry.id in said
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    best: list[tuple[Entry, float]]
+    confidence: float
+
+
+def _place(text: Text) -> tuple[str, int | None, int | None, int | None]:
+    return text.text, text.page, text.start, text.end
+
+
+def _weighed(terms: Mapping[int, float], known: entries.Statistics) -> dict[int, float]:
+    """Terms that occur, with the weight that BM25 gives them."""
+    there = [term for term in terms if known.holders.get(term)]
+    idf = scoring.inverse_frequency([known.holders[term] for term in there], known.entries)
+    return {term: terms[term] * float(value) for term, value in zip(there, idf, strict=True)}
+
+
+def _scores(part: Sequence[Entry], question: _Question) -> tuple[Numbers, Numbers]:
+    """(BM25, cosine or NaN) of entries."""
+    terms = list(question.weights)
+    counts = scoring.frequencies([entry.terms for entry in part], terms)
+    lengths = [entry.length for entry in part]
+    words = scoring.bm25(counts, lengths, [question.weights[term] for term in terms], question.mean_length)
+    dense = np.full(len(part), np.nan, np.float32)
+    if question.vector is not None:
+        width = len(question.vector)
+        has = [at for at, entry in enumerate(part) if entry.vector is not None and len(entry.vector) == 2 * width]
+        halves = [part[at].vector or b"" for at in has]
+        dense[has] = decode(halves, width) @ question.vector
+    return words, dense
+
+
+def _best_of(kept: list[tuple[float, float, Entry]], question: _Question) -> list[tuple[float, float, Entry]]:
+    """The best of a scan so far by either arm, with their neighbours, and those of the times that were named."""
+    chosen = {entry.id for words, _, entry in sorted(kept, key=lambda each: -each[0])[:CANDIDATES] if words > 0}
+    chosen |= {entry.id for _, dense, entry in sorted(kept, key=lambda each: -each[1])[:CANDIDATES] if dense > -1}
+    if question.named:
+        inside = [each for each in kept if covered(each[2].at, question.named)]
+        chosen |= {entry.id for words, _, entry in sorted(inside, key=lambda each: -each[0])[:CANDIDATES] if words}
+    places = {(entry.source_id, entry.number) for _, _, entry in kept if entry.id in chosen}
+    near = {(source, number + step) for source, number in places for step in (-1, 0, 1)}
+    return [each for each in kept if (each[2].source_id, each[2].number) in near]
+
+
+def _signs(pool: Sequence[Entry], question: _Question) -> Signs:
+    asked = {word.lower() for word in _NAME.findall(question.text)}
+    return Signs(
+        np.array([covered(entry.at, question.named) for entry in pool], np.float32),
+        np.array([_names(entry.speaker, question.text, asked) for entry in pool], np.float32),
+    )
+
+
+def _names(speaker: str | None, question: str, words: Iterable[str]) -> bool:
+    """Whether the question names the speaker: as a word where words have borders, else anywhere in it."""
+    if not speaker:
+        return False
+    return speaker.lower() in words if speaker.isascii() and " " not in speaker else speaker in question
+
+
+def _within(scope: Scope, span: Span) -> Scope:
+    """The part of the scope in a time that the question names."""
+    since = span.since_s if scope.since_s is None else max(scope.since_s, span.since_s)
+    until = span.until_s if scope.until_s is None else min(scope.until_s, span.until_s)
+    return replace(scope, since_s=since, until_s=until)
+
+
+def _unknown_share(terms: Mapping[int, float], known: entries.Statistics) -> float:
+    """Share of the question's own terms (not their synonyms) that occur nowhere."""
+    own = [term for term, weight in terms.items() if weight == 1.0]
+    if not own:
+        return 1.0
+    return sum(1 for term in own if not known.holders.get(term)) / len(own)

@@ -1,0 +1,268 @@
+"""The embedded index: two LanceDB tables in a folder, one for words and one for vectors.
+
+Knows LanceDB and nothing of entries. Two tables, because words are there at once and vectors come later: each then
+only ever grows by appending, which keeps fresh rows findable and the word index untouched when vectors arrive.
+Several processes may use one folder. LanceDB starts threads of its own, so building and tidying (`maintain`) is run
+by `upkeep`, in a process of low priority. lancedb is imported where the folder is opened.
+
+Our terms go in as words of 16 hex digits, split at white space: no analyser of LanceDB's takes part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from perilune.memory.scope import Scope
+from perilune.memory.vectors.protocol import IndexUnavailable, Row, Size, Terms, Vector
+
+TEXTS = "texts"
+ANN_ROWS = 10_000
+"""From here on vectors are searched through HNSW; below, reading all of them is faster than building it."""
+
+RETRAIN_SHARE = 0.5
+"""HNSW is built anew when rows outside it exceed this share."""
+
+KEEP_VERSIONS = timedelta(minutes=10)
+"""Readers of another process may still be on a version this old."""
+
+_BATCH = 10_000
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class LanceIndex:
+    """Implements `VectorIndex` in `folder` for vectors of `model`, which have `width` numbers."""
+
+    def __init__(self, folder: Path, model: str, width: int) -> None:
+        self._folder = folder
+        self._width = width
+        self._vectors = f"vectors_{hashlib.blake2b(model.encode(), digest_size=6).hexdigest()}_{width}"
+        self._tables: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    # ---------------------------------------------------------------------------------------------- writing
+
+    def put_texts(self, rows: Sequence[Row], terms: Sequence[Mapping[int, int]]) -> None:
+        words = [" ".join(_word(term) for term, count in held.items() for _ in range(count)) for held in terms]
+        self._put(TEXTS, rows, {"tokens": words})
+
+    def put_vectors(self, rows: Sequence[Row], vectors: Vector) -> None:
+        import pyarrow as pa
+
+        flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+        self._put(self._vectors, rows, {"vector": pa.FixedSizeListArray.from_arrays(flat, self._width)})
+
+    def _put(self, name: str, rows: Sequence[Row], more: Mapping[str, Any]) -> None:
+        if not rows:
+            return
+        import pyarrow as pa
+
+        with self._table(name) as table:
+            data = pa.table(_columns(rows) | dict(more), schema=_schema(name, self._width))
+            # What was written before a crash is offered again: a row that is there stays as it is.
+            table.merge_insert("id").when_not_matched_insert_all().execute(data)
+
+    def remove(self, ids: Sequence[int]) -> None:
+        for name in (TEXTS, self._vectors):
+            with self._table(name) as table:
+                for at in range(0, len(ids), _BATCH):
+                    table.delete(_in("id", map(str, ids[at : at + _BATCH])))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._tables.clear()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -------------------------------------------------------------------------------------------- searching
+
+    def words(self, terms: Terms, limit: int, scope: Scope) -> list[int]:
+        from lancedb.query import MatchQuery
+
+        if not terms.weights:
+            return []
+        query = MatchQuery(" ".join(map(_word, terms.weights)), "tokens")
+        with self._table(TEXTS) as table:
+            found = table.search(query, query_type="fts").select(["id", "_score"])
+            rows = found.where(filter_text(scope), prefilter=True).limit(limit).to_arrow()
+        return [int(each) for each in rows["id"].to_pylist()]
+
+    def nearest(self, vector: Vector, limit: int, scope: Scope) -> list[int]:
+        with self._table(self._vectors) as table:
+            found = table.search(vector, vector_column_name="vector", query_type="vector").distance_type("cosine")
+            found = found.ef(max(2 * limit, 150)).select(["id", "_distance"])
+            rows = found.where(filter_text(scope), prefilter=True).limit(limit).to_arrow()
+        return [int(each) for each in rows["id"].to_pylist()]
+
+    def size(self) -> Size:
+        counts = []
+        for name in (TEXTS, self._vectors):
+            with self._table(name) as table:
+                counts.append(int(table.count_rows()))
+        return Size(*counts)
+
+    # ------------------------------------------------------------------------------------------ maintenance
+
+    def maintain(self) -> None:
+        for name in (TEXTS, self._vectors):
+            with self._table(name) as table:
+                if name == self._vectors and self._needs_ann(table):
+                    _build_ann(table)
+                table.optimize(cleanup_older_than=KEEP_VERSIONS)
+
+    @staticmethod
+    def _needs_ann(table: Any) -> bool:
+        rows = table.count_rows()
+        if rows < ANN_ROWS:
+            return False
+        known = table.index_stats("vector_idx")
+        return known is None or known.num_unindexed_rows > RETRAIN_SHARE * rows
+
+    def close(self) -> None:
+        with self._lock:
+            self._tables.clear()
+
+    # -------------------------------------------------------------------------------------------- the tables
+
+    @contextmanager
+    def _table(self, name: str) -> Iterator[Any]:
+        """The open table; what fails inside counts as the index's failure."""
+        try:
+            yield self._open(name)
+        except (RuntimeError, ValueError, OSError) as error:  # all that lancedb raises
+            with self._lock:
+                self._tables.pop(name, None)
+            raise IndexUnavailable(
+                f"The search index can't be used: {_first_line(error)}.",
+                hint="It is rebuilt from the database in the background.",
+            ) from error
+
+    def _open(self, name: str) -> Any:
+        with self._lock:
+            table = self._tables.get(name)
+            if table is None:
+                table = self._tables[name] = self._create(name)
+            return table
+
+    def _create(self, name: str) -> Any:
+        import lancedb
+
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # 0: another process's writes are seen by the next search.
+        database = lancedb.connect(self._folder, read_consistency_interval=timedelta(0))
+        schema = _schema(name, self._width)
+        table = _either(lambda: database.open_table(name), lambda: database.create_table(name, schema=schema))
+        if table.schema.names != schema.names:
+            raise OSError(f"table {name} has other columns")
+        if "id_idx" not in {index.name for index in table.list_indices()}:
+            _add_indices(table, name)
+        return table
+
+
+def _either(first: Callable[[], T], second: Callable[[], T]) -> T:
+    """Open, else create, else open: another process may have been faster."""
+    for attempt in (first, second):
+        try:
+            return attempt()
+        except (ValueError, RuntimeError) as error:
+            _log.debug("%s", error)
+    return first()
+
+
+def _add_indices(table: Any, name: str) -> None:
+    from lancedb.index import FTS, Bitmap, BTree, LabelList
+
+    scalar = {
+        **dict.fromkeys(("id", "number", "page", "at"), BTree()),
+        **dict.fromkeys(("tenant", "source_id", "speaker"), Bitmap()),
+        "entities": LabelList(),
+    }
+    for column, config in scalar.items():
+        table.create_index(column, config=config)
+    if name == TEXTS:
+        plain = FTS(
+            base_tokenizer="whitespace",
+            max_token_length=None,
+            lower_case=False,
+            stem=False,
+            remove_stop_words=False,
+            ascii_folding=False,
+        )
+        table.create_index("tokens", config=plain)
+
+
+def _build_ann(table: Any) -> None:
+    from lancedb.index import HnswSq
+
+    table.create_index("vector", config=HnswSq(distance_type="cosine", num_partitions=1), replace=True)
+
+
+def _schema(name: str, width: int) -> Any:
+    import pyarrow as pa
+
+    own = pa.field("tokens", pa.string()) if name == TEXTS else pa.field("vector", pa.list_(pa.float32(), width))
+    return pa.schema(
+        [
+            pa.field("id", pa.int64(), nullable=False),
+            pa.field("tenant", pa.string()),
+            pa.field("source_id", pa.string()),
+            pa.field("number", pa.int64()),
+            pa.field("page", pa.int64()),
+            pa.field("at", pa.float64()),
+            pa.field("speaker", pa.string()),
+            pa.field("entities", pa.list_(pa.string())),
+            own,
+        ]
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, list[object]]:
+    names = ("id", "tenant", "source_id", "number", "page", "at", "speaker")
+    columns: dict[str, list[object]] = {name: [getattr(row, name) for row in rows] for name in names}
+    return columns | {"entities": [list(row.entities) for row in rows]}
+
+
+def _word(term: int) -> str:
+    return f"{term:016x}"
+
+
+def filter_text(scope: Scope) -> str:
+    """The scope as LanceDB's SQL. Strings are quoted, so that no name can end its literal."""
+    parts = [f"tenant = {_quote(scope.tenant)}"]
+    if scope.sources is not None:
+        parts.append(_in("source_id", map(_quote, scope.sources)))
+    if scope.speakers:
+        parts.append(_in("speaker", map(_quote, scope.speakers)))
+    if scope.entities:
+        parts.append(f"array_has_any(entities, [{', '.join(map(_quote, scope.entities))}])")
+    if scope.since_s is not None:
+        parts.append(f"at >= {float(scope.since_s)!r}")
+    if scope.until_s is not None:
+        parts.append(f"at <= {float(scope.until_s)!r}")
+    for name, limits in (("number", scope.numbers), ("page", scope.pages)):
+        if limits is not None:
+            parts.append(f"{name} >= {int(limits[0])} AND {name} <= {int(limits[1])}")
+    return " AND ".join(parts)
+
+
+def _in(column: str, literals: Iterator[str] | map[str]) -> str:
+    listed = ", ".join(literals)
+    return f"{column} IN ({listed})" if listed else "false"
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,62 @@
+"""Builds and tidies an embedded index in a process of its own, at nice 19 with one thread of each kind.
+
+LanceDB uses every core it finds while it builds; beside an engine that decodes, that is felt. Run by `run`, or
+`python -m perilune.memory.vectors.upkeep FOLDER MODEL WIDTH`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TIMEOUT_S = 3600.0
+_NICE = 19
+_POLL_S = 0.1
+_ONE_THREAD = (
+    *("LANCE_CPU_THREADS", "LANCE_IO_THREADS", "TOKIO_WORKER_THREADS", "RAYON_NUM_THREADS"),
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+)
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_log = logging.getLogger(__name__)
+
+
+def run(folder: Path, model: str, width: int, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Maintain the index, and wait for it or for `stopped`. What fails is logged: searches are only slower then.
+
+    Killing it half way is safe: LanceDB shows a version whole or not at all.
+    """
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    environment |= dict.fromkeys(_ONE_THREAD, "1")
+    command = (sys.executable, "-P", "-m", "perilune.memory.vectors.upkeep", str(folder), model, str(width))
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+        )
+        end_s = time.monotonic() + TIMEOUT_S
+        while process.poll() is None and not stopped() and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            return
+        if process.returncode != 0:
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").splitlines() or ["no word"]
+            _log.warning("upkeep of the index failed: %s", last[-1][:300])
+
+
+def main(folder: str, model: str, width: str) -> None:
+    os.nice(_NICE)
+    from perilune.memory.vectors.lance import LanceIndex
+
+    LanceIndex(Path(folder), model, int(width)).maintain()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])
