@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.data is None:
         parser.error(f"name the folder of the sets with --data or {DATA_VARIABLE}")
     machine = Machine(THREADS)
+    machine.calibrate()
     result = Result("retrieval", dict.fromkeys(BARS), {}, [], quick=options.quick)
     process = ProcessEmbedder(query_s=60.0)
     embedder = CachedEmbedder(process)
@@ -78,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _enter(result, key, values)
     finally:
         process.close()
+    machine.calibrate()
+    machine.close()
     result.machine = summarise(machine.calibration, 0.0)
     finish(result, BARS, options)
 

@@ -74,6 +74,7 @@ class MadeVectors:
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options("Latency of a search among 100,000 entries.", argv, rounds=1)
     machine = Machine(THREADS)
+    machine.calibrate()
     count, searches = (QUICK_ENTRIES, QUICK_SEARCHES) if options.quick else (ENTRIES, SEARCHES)
     made = MadeVectors()
     result = Result("retrieval_latency", dict.fromkeys(BARS), {}, [], quick=options.quick)
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 result.notes.append(f"{key}: p50 {p50} ms")
         with_model.close()
         store.close()
+    machine.calibrate()
+    machine.close()
     result.machine = summarise(machine.calibration, 0.0)
     finish(result, BARS, options)
 
