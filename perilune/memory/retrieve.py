@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
+import sqlalchemy as sa
 
 from perilune.memory import entries, scoring
 from perilune.memory.analyse import Analyser
@@ -39,7 +40,7 @@ MAX_INDEX_TERMS = 32
 """The rarest terms of a long question go to the index; all of them are scored."""
 
 LOW_CONFIDENCE = 0.25
-MAX_SCAN = 20_000
+MAX_SCAN = 5_000
 """Low confidence leads to a scan up to this many entries in scope; beyond, it would cost more than it is worth."""
 
 _NAME = re.compile(r"[^\W\d_]+")
@@ -136,7 +137,7 @@ class Retriever:
         if pool is None:
             pool, scanned = self._scan(question, scope), True
         ranked = self._rank(pool, question, profile)
-        if not scanned and ranked.confidence < LOW_CONFIDENCE and self._is_small(scope):
+        if not scanned and ranked.confidence < LOW_CONFIDENCE and self._is_small(scope, known.entries):
             ranked, scanned = self._rank(self._scan(question, scope), question, profile), True
         return Found(self._texts(ranked.best[:limit]), ranked.confidence, tuple(dict.fromkeys(missing)), scanned)
 
@@ -188,17 +189,28 @@ class Retriever:
             self._index_failed()
             return None
         with self._store.read() as connection:
-            found = entries.load(connection, scope.tenant, ids, self._model)
-            held = {(entry.source_id, entry.number) for entry in found}
-            wanted = {(source, number + step) for source, number in held for step in (-1, 1)} - held
-            return found + entries.load_places(connection, scope.tenant, wanted, self._model)
+            return self._with_neighbours(connection, scope.tenant, ids)
+
+    def _with_neighbours(self, connection: sa.Connection, tenant: str, ids: set[int]) -> list[Entry]:
+        """The entries and those one place before and after. What was stored together has ids in a row, so most
+        neighbours come with the same query; only the others are looked up by place, which takes longer."""
+        around = ids | {entry_id + step for entry_id in ids for step in (-1, 1)}
+        loaded = entries.load(connection, tenant, around, self._model)
+        proposed = {(entry.source_id, entry.number) for entry in loaded if entry.id in ids}
+        wanted = {(source, number + step) for source, number in proposed for step in (-1, 0, 1)}
+        found = [entry for entry in loaded if (entry.source_id, entry.number) in wanted]
+        missing = wanted - {(entry.source_id, entry.number) for entry in found}
+        places = {place for place in missing if place[1] >= 0}
+        return found + entries.load_places(connection, tenant, places, self._model)
 
     @property
     def _model(self) -> str:
         return self._embedder.model if self._embedder else ""
 
-    def _is_small(self, scope: Scope) -> bool:
-        """Whether reading every entry in scope is worth a doubtful answer."""
+    def _is_small(self, scope: Scope, total: int) -> bool:
+        """Whether reading every entry in scope is worth a doubtful answer; the tenant has `total`."""
+        if scope.sources is None or total <= MAX_SCAN:
+            return total <= MAX_SCAN
         with self._store.read() as connection:
             return entries.count(connection, scope, MAX_SCAN) <= MAX_SCAN
 
@@ -223,7 +235,7 @@ class Retriever:
         relevant = (words > 0) | (np.nan_to_num(dense, nan=-1.0) > 0)
         order = [int(at) for at in np.argsort(-scores, kind="stable") if relevant[at]]
         best = [(pool[at], float(scores[at])) for at in order]
-        return _Ranked(best, confidence(scores, words, dense, order, question.unknown))
+        return _Ranked(best, confidence(scores, words, order, question.unknown))
 
     def _texts(self, best: Sequence[tuple[Entry, float]]) -> tuple[Hit, ...]:
         with self._store.read() as connection:
