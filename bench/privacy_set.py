@@ -67,7 +67,8 @@ def names() -> dict[str, list[str]]:
 def group_digits(text: str, separator: str) -> str:
     """Cards and IBANs by four, mainland mobiles 3-4-4, resident ids 6-8-4."""
     plain = re.sub(r"[ -]", "", text)
-    sizes = {11: (3, 4, 4), 18: (6, 8, 4)}.get(len(plain), (4,) * (len(plain) // 4 + 1))
+    known = {11: (3, 4, 4), 18: (6, 8, 4)} if plain[0].isdigit() else {}
+    sizes = known.get(len(plain), (4,) * (len(plain) // 4 + 1))
     parts, at = [], 0
     for size in sizes:
         parts.append(plain[at : at + size])
