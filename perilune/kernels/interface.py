@@ -43,7 +43,7 @@ class KVLayout:
 
     num_layers: int
     num_kv_heads: int
-    head_dim: int  # a multiple of 16
+    head_dim: int  # a multiple of 16, at most tiers.MAX_HEAD_DIM
     dtype: KVDtype
 
     @property
@@ -345,9 +345,9 @@ class Kernels(Protocol):
         *,
         window: int | None = None,
     ) -> torch.Tensor:
-        """The same for one row a sequence: q [S, Hq, D] -> [S, Hq, D], same dtype. KV is split over
-        threads and merged by log-sum-exp (Flash-Decoding), so results depend on the number of threads in
-        the last bits."""
+        """The same for one row a sequence: q [S, Hq, D] -> [S, Hq, D], same dtype. KV is split into parts at fixed
+        positions and merged by log-sum-exp (Flash-Decoding): a row's result is bitwise the same with any number of
+        threads and whatever sequences share the call."""
         ...
 
     # ------------------------------------------------------------------------------------- closed segments

@@ -18,6 +18,8 @@ from perilune.kernels.tier_reference import Records, rotate
 from perilune.kernels.tiers import UNIT_TOKENS, AttentionPolicy
 
 _HIDDEN = -math.inf
+_MAX_SKETCH = 100.0
+_LEAST_MASS = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,11 @@ def by_mass(policy: AttentionPolicy, layer: int) -> Chooser:
     def choose(scores: Scores) -> torch.Tensor:
         mass = estimated_mass(scores)
         if policy.top_p >= 1:
-            return largest(mass, torch.tensor(policy.topk_units * times))
-        counts = share_count(mass, policy.top_p * mass.sum(-1))
-        return largest(mass, counts.clamp(policy.min_units * times, policy.max_units * times))
+            counts = torch.tensor(policy.topk_units * times)
+        else:
+            wanted = share_count(mass, policy.top_p * mass.sum(-1))
+            counts = wanted.clamp(policy.min_units * times, policy.max_units * times)
+        return largest(mass, counts) & (mass >= _LEAST_MASS)
 
     return choose
 
@@ -243,7 +247,7 @@ def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
         rest, of_mean = _token_scores(rotated, far.rest_k), rotated
     else:
         rest, of_mean = _rounded_rest(rotated, far.sign_codes, far.spread), _rounded(rotated)
-    powers = (rest * math.log2(math.e)).clamp(-100, 100)
+    powers = (rest * math.log2(math.e)).clamp(-_MAX_SKETCH, _MAX_SKETCH)
     chords = (
         (powers * 2**23 + 127 * 2**23).to(torch.int32).view(torch.float32)
     )  # bits of 2^floor(x) * (1 + the rest)
@@ -253,7 +257,13 @@ def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
 def _rounded(q: torch.Tensor) -> torch.Tensor:
     """Each query in whole steps of a 127th of its largest value."""
     peak = q.abs().amax(-1, keepdim=True)
-    return (q * torch.where(peak > 0, 127 / peak, torch.zeros_like(peak))).round() * (peak / 127)
+    return (q * _over(127, peak)).round() * (peak / 127)
+
+
+def _over(steps: float, peak: torch.Tensor) -> torch.Tensor:
+    """steps / peak; 0 where that isn't finite: such a query scores nothing apart."""
+    inverse = steps / peak
+    return torch.where(inverse.isfinite(), inverse, torch.zeros_like(peak))
 
 
 def _rounded_rest(q: torch.Tensor, codes: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
@@ -261,7 +271,7 @@ def _rounded_rest(q: torch.Tensor, codes: torch.Tensor, spread: torch.Tensor) ->
     words = q.view(*q.shape[:3], -1, 4)
     sizes = words.abs().sum(-1)
     widest = sizes.amax(-1, keepdim=True)
-    inverse = torch.where(widest > 0, 7.5 / widest, torch.zeros_like(widest))
+    inverse = _over(7.5, widest)
     signs = 2.0 * (torch.arange(16) >> torch.arange(4)[:, None] & 1) - 1  # [4, 16]
     tables = ((sizes[..., None] + words @ signs) * inverse[..., None]).round()
     total = torch.zeros(*q.shape[:3], codes.shape[1] * UNIT_TOKENS)

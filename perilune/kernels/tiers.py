@@ -63,14 +63,15 @@ How a decode row of context n = position + 1 reads them (`SegmentBatch.counts` c
                 topk_units, min_units and max_units count four times. `layer` is the model's, so a sliding layer
                 counts, too.
     index       z of a unit = q . mean + log of the sum over its tokens of chord(q . (key - mean)), by the sketch, q
-                scaled and rotated. chord(x) = 2^floor(y) * (1 + y - floor(y)) with y = x / log 2: nearly e^x.
+                scaled and rotated. chord(x) = 2^floor(y) * (1 + y - floor(y)) with y = x / log 2, nearly e^x; y is
+                cut to -100 … 100.
                 For q . mean, q is rounded to whole multiples of max|q| / 127. For the other product, each word's
                 sums of four channels of q with signs, plus the sum of their sizes, are rounded to whole multiples
                 of 2/15 of the largest sum of sizes of a word: a table of 16 numbers 0 … 15 a word.
                 Mass r = softmax over (exact zone, units), summed over the queries of the KV head. Far mass
                 F = the sum of r. Selected: the fewest units, largest first, with sum r >= top_p * F, at least
                 min_units and at most max_units; with top_p >= 1 simply topk_units. Ties: the lowest index, in the
-                order of segments and units.
+                order of segments and units. A unit whose mass fp32 can't hold as a normal number is not selected.
     output      one softmax over exact tokens, tokens of selected units, and (z + log summary_weight) of every unit
                 not selected, whose value is its quad's mean.
     stats       as `interface.ATTENTION_STATS`, from the same softmax with summary_weight taken as 1. Forced units
@@ -102,12 +103,13 @@ QUAD_UNITS = 4
 SEGMENT_QUADS = SEGMENT_UNITS // QUAD_UNITS
 SINK_TOKENS = 64
 CLUSTER_ROUNDS = 4
+MAX_HEAD_DIM = 512
 _ALIGN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """Byte offsets of one record (one layer and KV head of one segment). `head_dim` is a multiple of 16."""
+    """Byte offsets of one record (one layer and KV head of one segment). `head_dim`: 16, 32, … MAX_HEAD_DIM."""
 
     num_layers: int
     num_kv_heads: int
