@@ -25,7 +25,7 @@ from perilune.kernels.interface import (
     SegmentBatch,
     SegmentPool,
 )
-from perilune.kernels.tiers import AttentionPolicy
+from perilune.kernels.tiers import MAX_HEAD_DIM, AttentionPolicy
 
 KINDS: dict[PackedKind, int] = {"q4": 0, "int8": 1, "bf16": 2}
 GGUF_KINDS: dict[GgufKind, int] = {"Q4_0": 0, "Q4_1": 1, "Q5_0": 2, "Q8_0": 3}
@@ -203,8 +203,8 @@ def parts(weights: tuple[PackedLinear, ...]) -> ctypes.Array[Packed]:
 
 def pool(kv: KVPool) -> Pool:
     layout = kv.layout
-    if layout.dtype != "bf16" or layout.head_dim % 16:
-        raise ValueError(f"native kernels need bf16 KV and head_dim % 16 == 0, not {layout}")
+    if layout.dtype != "bf16" or layout.head_dim % 16 or not 0 < layout.head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"native kernels need bf16 KV and head_dim 16, 32, … {MAX_HEAD_DIM}, not {layout}")
     return Pool(
         address(kv.data, torch.uint8, -1),
         kv.num_blocks,
@@ -264,7 +264,8 @@ def segments(source: SegmentBatch, sequences: int) -> Segments:
 
 
 def policy(source: AttentionPolicy) -> Policy:
-    numbers = [int(getattr(source, name)) for name in POLICY_NUMBERS]
+    """Numbers past 32 bits mean all there is, as 2^31 - 1 does."""
+    numbers = [min(int(getattr(source, name)), 2**31 - 1) for name in POLICY_NUMBERS]
     return Policy(*numbers, *(getattr(source, name) for name in POLICY_SHARES))
 
 

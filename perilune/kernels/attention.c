@@ -145,6 +145,11 @@ static void attend_tile(const kernel_ops *ops, workspace *space, int groups, kv_
 
 /* --------------------------------------------------------------------------------------------- the batch */
 
+static int segments_fit(const segment_pool *slots, const pool *kv) { /* records of the same layers and heads */
+    return slots->num_kv_heads == kv->num_kv_heads && slots->head_dim == kv->head_dim &&
+           2 * slots->num_layers * kv->half_bytes == kv->block_bytes;
+}
+
 static int segments_are_valid(const batch *rows, int s, int64_t first_position) {
     const segments *closed = rows->closed;
     int64_t count = closed->counts[s];
@@ -157,6 +162,7 @@ static int segments_are_valid(const batch *rows, int s, int64_t first_position) 
 }
 
 int batch_is_valid(const batch *rows, const pool *kv, int64_t max_positions) {
+    if (rows->closed && !segments_fit(&rows->closed->pool, kv)) return 0;
     for (int s = 0; s < rows->num_sequences; s++) {
         int64_t count = (int64_t)rows->cu_q[s + 1] - rows->cu_q[s], length = rows->kv_lengths[s];
         int64_t blocks = (length + BLOCK_TOKENS - 1) / BLOCK_TOKENS, released = 0;

@@ -30,6 +30,7 @@
 #define SEGMENT_QUADS 32
 #define SEGMENT_BLOCKS (SEGMENT_TOKENS / BLOCK_TOKENS)
 #define SINK_BLOCKS 2
+#define MAX_HEAD_DIM 512
 #define MASKED (-1e30f) /* score of a key that a row doesn't see; finite, so that no NaN arises */
 
 enum { KIND_Q4 = 0, KIND_INT8 = 1, KIND_BF16 = 2 };
@@ -330,6 +331,12 @@ static inline uint16_t float_to_half(float value) { /* to nearest, ties to even 
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13));
 #endif
+}
+
+/* To the nearest whole number, ties to even, for |x| < 2^22. Infinities and NaN become some number: a cast may do anything. */
+static inline int32_t nearest(float x) {
+    union { float f; int32_t i; } bits = {x + 12582912.0f}; /* 1.5 * 2^23 */
+    return (int32_t)((uint32_t)bits.i - 0x4b400000u);
 }
 
 static inline float bf16_to_float(uint16_t value) {

@@ -24,7 +24,7 @@ static inline float exp2_fast(float x) {
     return p * power.f;
 }
 
-/* 2^x for whole x and the chord between, at most 6 % above; x within -126 and 127. */
+/* 2^x for whole x and the chord between, at most 6 % above; x within -126 and 127, not NaN. */
 static inline float exp2_chord(float x) {
     union { int32_t i; float f; } bits = {(int32_t)(x * 8388608.0f + 1065353216.0f)}; /* 2^23, 127 * 2^23 */
     return bits.f;
@@ -41,7 +41,7 @@ static inline float add_lanes(const float lanes[LANES]) {
 static inline float log2_fast(float x) {
     union { float f; int32_t i; } bits = {x}, mantissa;
     int32_t exponent = (bits.i - 0x3f3504f3) >> 23;
-    mantissa.i = bits.i - (exponent << 23);
+    mantissa.i = (int32_t)((uint32_t)bits.i - ((uint32_t)exponent << 23));
     float t = (mantissa.f - 1.0f) / (mantissa.f + 1.0f), square = t * t;
     return (float)exponent + t * (2.88539008f + square * (0.961796694f + square * (0.577078016f + square * 0.412198583f)));
 }

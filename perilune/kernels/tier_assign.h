@@ -1,7 +1,7 @@
 /* Which cluster a token belongs to, by the instructions of each CPU level: part of tier_record.c, which includes it.
  *
- * prepare_centroids puts the centroids into the level's own form. assign writes best[t] and score[t]: the centroid of the
- * largest product with token t, the lowest of equals, and the product. Exact on every level.
+ * prepare_centroids puts the centroids into the level's own form. assign writes best[t]: the centroid of the largest
+ * product with token t, the lowest of equals. Exact on every level.
  */
 #if defined(__FMA__)
 #include <immintrin.h>

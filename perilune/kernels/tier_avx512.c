@@ -10,7 +10,6 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define SLACK 8.0f   /* the maximum moves only when a score passes it by 2^SLACK, see isa_avx512.c */
-#define MAX_DIM 512
 
 typedef struct block { /* one or two units of the same 32 tokens */
     const uint8_t *k[2];
@@ -53,19 +52,20 @@ INLINE __m512 log2_16(__m512 x) { /* log2_fast of rowwise.h: atanh series of the
     return _mm512_fmadd_ps(t, p, exponent);
 }
 
+/* 256 * high + low, rounded once. As whole numbers that wouldn't fit from 260 dims on; each of them is exact in fp32. */
 INLINE __m512 fixed_to_float(__m512i high, __m512i low) {
-    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low));
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(low));
 }
 
 /* ------------------------------------------------------------------------------------------------ exact units */
 
 typedef struct folded { /* a query in a block's key codes */
-    _Alignas(64) int8_t high[MAX_DIM], low[MAX_DIM];
+    _Alignas(64) int8_t high[MAX_HEAD_DIM], low[MAX_HEAD_DIM];
     float step, zero;
 } folded;
 
 INLINE void fold_queries(const int rows, const float *q, const block *b, int dim, folded *out) {
-    _Alignas(64) float scaled[TIER_ROWS][MAX_DIM];
+    _Alignas(64) float scaled[TIER_ROWS][MAX_HEAD_DIM];
     __m512 top[TIER_ROWS], zero[TIER_ROWS], inverse[TIER_ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) top[r] = zero[r] = _mm512_setzero_ps();

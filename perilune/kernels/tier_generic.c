@@ -11,7 +11,6 @@
 #define WIDTH 4
 #endif
 #define UNIT_VECTORS (UNIT_TOKENS / WIDTH)
-#define MAX_DIM 512
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vf __attribute__((vector_size(4 * WIDTH)));
@@ -63,7 +62,7 @@ static float softmax_row(tier_rows *state, int r, float *s) {
 
 /* --------------------------------------------------------------------------------------------- exact units */
 
-INLINE void unit_scores(const int rows, const float (*q)[MAX_DIM], const float *zero, const uint8_t *k, int dim,
+INLINE void unit_scores(const int rows, const float (*q)[MAX_HEAD_DIM], const float *zero, const uint8_t *k, int dim,
                         float (*s)[UNIT_TOKENS]) {
     vf acc[2][UNIT_VECTORS] = {{{0}}};
     for (int c = 0; c < dim / 4; c++, k += 64)
@@ -100,7 +99,7 @@ INLINE void attend_rows(const int rows, tier_rows *state, int first, const recor
     const uint16_t *k_zero = halves_at(ref->payload, at->k_zero) + ref->unit / 2 * dim;
     const uint16_t *v_scale = halves_at(ref->payload, at->v_scale) + ref->unit * UNIT_TOKENS;
     int64_t offset = (int64_t)ref->unit * UNIT_TOKENS * dim;
-    float q[2][MAX_DIM], zero[2] = {0}, s[2][UNIT_TOKENS], shrink[2];
+    float q[2][MAX_HEAD_DIM], zero[2] = {0}, s[2][UNIT_TOKENS], shrink[2];
     for (int d = 0; d < dim; d++) {
         float scale = half_to_float(k_scale[d]), add = half_to_float(k_zero[d]);
         for (int r = 0; r < rows; r++) {
@@ -109,7 +108,7 @@ INLINE void attend_rows(const int rows, tier_rows *state, int first, const recor
             zero[r] += x * add;
         }
     }
-    unit_scores(rows, (const float (*)[MAX_DIM])q, zero, ref->payload + at->k + offset, dim, s);
+    unit_scores(rows, (const float (*)[MAX_HEAD_DIM])q, zero, ref->payload + at->k + offset, dim, s);
     for (int r = 0; r < rows; r++) {
         shrink[r] = softmax_row(state, first + r, s[r]);
         for (int t = 0; t < UNIT_TOKENS; t++) s[r][t] *= half_to_float(v_scale[t]);
@@ -167,7 +166,7 @@ static void mean_sums(const int8_t *q, const uint8_t *mean, int dim, int32_t *su
 static void add_sketch(const tier_rows *state, int r, const int32_t *sums, const float *spread, float *total) {
     for (int u = 0; u < GROUP_UNITS; u++) {
         float x = spread[u] * ((float)sums[u] * state->sum_step[r] - state->sum_zero[r]);
-        total[u] += exp2_chord(x < -MAX_SKETCH ? -MAX_SKETCH : (x > MAX_SKETCH ? MAX_SKETCH : x));
+        total[u] += exp2_chord(x > -MAX_SKETCH ? (x < MAX_SKETCH ? x : MAX_SKETCH) : -MAX_SKETCH); /* NaN: the least */
     }
 }
 

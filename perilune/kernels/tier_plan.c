@@ -151,8 +151,6 @@ tier_rows tier_open_rows(const decode_job *job, int sequence, int head, int thre
     return out;
 }
 
-static float whole(float x) { return (x + 12582912.0f) - 12582912.0f; } /* 1.5 * 2^23: rounds to the nearest */
-
 static void fix_bytes(const float *q, int dim, tier_rows *rows, int r) {
     int8_t *fixed = rows->fixed + r * rows->padded;
     float peak = 0.0f;
@@ -160,7 +158,7 @@ static void fix_bytes(const float *q, int dim, tier_rows *rows, int r) {
     float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
     int32_t total = 0;
     for (int d = 0; d < dim; d++) {
-        fixed[d] = (int8_t)(int32_t)whole(q[d] * inverse);
+        fixed[d] = (int8_t)nearest(q[d] * inverse);
         total += fixed[d];
     }
     rows->step[r] = peak / 127.0f;
@@ -181,7 +179,7 @@ static void fix_signed_sums(const float *q, int dim, tier_rows *rows, int r) {
                           (fabsf(q[d + 3]) - q[d + 3])};
         for (int j = 0; j < 4; j++)
             for (int bits = 0; bits < 1 << j; bits++) sums[bits + (1 << j)] = sums[bits] + 2.0f * q[d + j];
-        for (int bits = 0; bits < 16; bits++) out[bits] = (uint8_t)(int32_t)whole(sums[bits] * inverse);
+        for (int bits = 0; bits < 16; bits++) out[bits] = (uint8_t)nearest(sums[bits] * inverse);
     }
     rows->sum_step[r] = widest / 7.5f;
     rows->sum_zero[r] = zero;

@@ -150,7 +150,7 @@ static void make_points(work *w) {
         int8_t *point = w->points + (int64_t)t * w->dim;
         for (int d = 0; d < w->dim; d++) {
             float y = (bf16_to_float(key[d]) - mean[d]) * w->inverse[t];
-            point[d] = (int8_t)(int32_t)round_even(y * factor);
+            point[d] = (int8_t)nearest(y * factor);
         }
         for (int d = 0; d < w->dim; d += 4)
             memcpy(w->runs + ((int64_t)t / LANES * w->dim + d) * LANES + t % LANES * 4, point + d, 4);
@@ -259,7 +259,7 @@ static void sort_tokens(work *w) {
 static uint16_t quantise(const float *x, int dim, int8_t *out) { /* s8 with a scale, which it returns */
     uint16_t scale = float_to_half(largest(x, dim) / 127.0f);
     float inverse = reciprocal(scale);
-    for (int d = 0; d < dim; d++) out[d] = (int8_t)(int32_t)round_even(clamp(x[d] * inverse, -127.0f, 127.0f));
+    for (int d = 0; d < dim; d++) out[d] = (int8_t)nearest(clamp(x[d] * inverse, -127.0f, 127.0f));
     return scale;
 }
 
@@ -300,7 +300,7 @@ static void write_keys(const close_item *item, const work *w, int first) {
         int unit = (first + i) / UNIT_TOKENS, t = (first + i) % UNIT_TOKENS;
         uint8_t *out = item->payload + item->at->k + (int64_t)unit * UNIT_TOKENS * dim + 4 * t;
         for (int d = 0; d < dim; d++)
-            codes[d] = (uint8_t)(int32_t)round_even(clamp((bf16_to_float(key[d]) - low[d]) * high[d], 0.0f, 255.0f));
+            codes[d] = (uint8_t)nearest(clamp((bf16_to_float(key[d]) - low[d]) * high[d], 0.0f, 255.0f));
         for (int d = 0; d < dim; d += 4) memcpy(out + d * UNIT_TOKENS, codes + d, 4);
     }
 }
@@ -332,7 +332,7 @@ static void write_values(const close_item *item, work *w, int unit, double *sums
     for (int d = 0; d < dim; d++) {
         int8_t codes[UNIT_TOKENS];
         for (int t = 0; t < UNIT_TOKENS; t++)
-            codes[t] = (int8_t)(int32_t)round_even(clamp(w->unit[d * UNIT_TOKENS + t] * inverse[t], -127.0f, 127.0f));
+            codes[t] = (int8_t)nearest(clamp(w->unit[d * UNIT_TOKENS + t] * inverse[t], -127.0f, 127.0f));
         for (int quad = 0; quad < UNIT_TOKENS / 4; quad++) memcpy(out + (quad * dim + d) * 4, codes + 4 * quad, 4);
     }
 }
@@ -354,7 +354,7 @@ static void write_mean(const close_item *item, const work *w, int unit, float *m
     for (int d = 0; d < dim; d++) {
         float code = round_even(clamp(mean[d] * inverse + 7.5f, 0.0f, 15.0f));
         int high = d >= dim / 2, at = high ? d - dim / 2 : d;
-        out[at / 4 * 4 * GROUP_UNITS + 4 * lane + at % 4] |= (uint8_t)((int32_t)code << 4 * high);
+        out[at / 4 * 4 * GROUP_UNITS + 4 * lane + at % 4] |= (uint8_t)((uint8_t)nearest(code) << 4 * high);
         mean[d] = (code - 7.5f) * scale;
     }
     ((uint16_t *)(item->summary + item->at->mean_scale))[unit] = half;
@@ -385,7 +385,7 @@ static void write_sketch(const close_item *item, work *w, int unit, const float 
     ((uint16_t *)(item->summary + item->at->spread_scale))[unit] = scale;
     uint8_t *spread = item->summary + item->at->spread + group * UNIT_TOKENS * GROUP_UNITS / 2 + lane;
     for (int t = 0; t < UNIT_TOKENS; t++) {
-        int code = (int32_t)clamp(round_even(sizes[t] * inverse) - 1.0f, 0.0f, 15.0f);
+        int code = (uint8_t)nearest(clamp(round_even(sizes[t] * inverse) - 1.0f, 0.0f, 15.0f));
         spread[(t / 4 * 2 + t % 2) * GROUP_UNITS] |= (uint8_t)(code << t % 4 / 2 * 4);
     }
 }

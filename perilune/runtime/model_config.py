@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from perilune.errors import UnsupportedModel
+from perilune.kernels.tiers import MAX_HEAD_DIM
 from perilune.runtime.gguf_file import GGUFFile
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
@@ -162,9 +163,10 @@ def checked(config: ModelConfig) -> ModelConfig:
             f"{config.num_q_heads} query heads can't share {config.num_kv_heads} key heads.",
             hint="Download the model again.",
         )
-    if config.head_dim % 16:
+    if config.head_dim % 16 or config.head_dim > MAX_HEAD_DIM:
         raise UnsupportedModel(
-            f"Heads of {config.head_dim} dimensions are not supported.", hint="Supported: multiples of 16."
+            f"Heads of {config.head_dim} dimensions are not supported.",
+            hint=f"Supported: multiples of 16 up to {MAX_HEAD_DIM}.",
         )
     return config
 

@@ -121,6 +121,21 @@ def test_constant_and_extreme_keys(native: NativeKernels, reference: ReferenceKe
     expect_reference(native, reference, source, block_table(source, first=False))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_keys_that_are_no_numbers_harm_no_other_record(native: NativeKernels, value: float) -> None:
+    source = source_pool(native, 1, 2, 64, "themed")
+    blocks, whole, broken = block_table(source, first=False), open_slots(native, source), open_slots(native, source)
+    native.close_records(source, blocks, whole.pool, SLOT, 0, 2)
+    for half in kv_views(source, 0):
+        half[::3, 0] = value
+    native.close_records(source, blocks, broken.pool, SLOT, 0, 2)
+    layout = whole.pool.layout
+    for slots in (whole, broken):
+        slots.pool.summaries[: -layout.summary_bytes] = 0
+        slots.payload[: layout.payload_bytes] = 0
+    assert torch.equal(broken.bytes, whole.bytes)
+
+
 def test_bytes_depend_on_neither_threads_nor_calls(native: NativeKernels) -> None:
     source = source_pool(native, 2, 3, 64, "themed")
     blocks = block_table(source, first=True)

@@ -28,6 +28,7 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.native import NativeKernels
 from perilune.kernels.reference import ReferenceKernels
+from perilune.kernels.select import load
 from perilune.kernels.tiers import (
     SEGMENT_TOKENS,
     SINK_TOKENS,
@@ -36,6 +37,7 @@ from perilune.kernels.tiers import (
     SegmentLayout,
 )
 from tests.kernels.cases import NUM_LAYERS, head_shape, random_model
+from tests.kernels.conftest import LEVEL_NAMES
 
 RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LAYER = 1
@@ -272,8 +274,31 @@ def test_bad_segments_are_refused(native: NativeKernels) -> None:
             native.decode_attention(case.q, case.pool, LAYER, batch, heads)
     with pytest.raises(ValueError, match="blocks"):  # the window reaches a released block
         native.decode_attention(case.q, case.pool, LAYER, case.batch, heads, window=100)
+    wide = head_shape(1, 1, 528)
+    beyond = native.allocate_pool(KVLayout(NUM_LAYERS, 1, 528, "bf16"), 2)
+    with pytest.raises(ValueError, match="head_dim"):
+        native.decode_attention(torch.zeros(1, 1, 528).bfloat16(), beyond, LAYER, case.batch, wide)
+    records = SegmentLayout(NUM_LAYERS, 1, 64)
+    for layout in (
+        replace(records, head_dim=128),
+        replace(records, num_kv_heads=2),
+        replace(records, num_layers=1),
+    ):
+        pool = native.allocate_segments(layout, tiers.pool.num_slots)
+        pool.payloads.copy_(tiers.pool.payloads)
+        other = with_tiers(case.batch, pool=pool, stats=None)
+        with pytest.raises(ValueError, match="blocks"):  # records of another model
+            native.decode_attention(case.q, case.pool, LAYER, other, heads)
     with pytest.raises(ValueError, match="policies"):
         native.decode_attention(case.q, case.pool, LAYER, with_tiers(case.batch, policies=()), heads)
+
+
+def test_numbers_past_32_bits_are_all_there_is(native: NativeKernels) -> None:
+    heads = head_shape(1, 1, 64)
+    policy = replace(FLAT, top_p=1.0, topk_units=2**40)
+    case = open_case(native, heads, [Sequence(2, 60, policy)])
+    native.decode_attention(case.q, case.pool, LAYER, case.batch, heads)
+    assert float(stats_of(case.batch)[0, TOKENS]) == 2 * SEGMENT_TOKENS + 60
 
 
 def test_parts_are_timed_only_when_asked(native: NativeKernels) -> None:
@@ -284,6 +309,70 @@ def test_parts_are_timed_only_when_asked(native: NativeKernels) -> None:
     native.decode_attention(case.q, case.pool, LAYER, timed, heads)
     assert (part_ns[LAYER] > 0).all()
     assert (part_ns[0] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["zero", "tiny", "huge", "level"])
+@pytest.mark.parametrize("shape", [(1, 2, 512), (7, 1, 96), (16, 1, 16)], ids=["512", "gqa96", "gqa16"])
+def test_queries_of_any_size(
+    native: NativeKernels, reference: ReferenceKernels, shape: tuple[int, int, int], kind: str
+) -> None:
+    """Nothing overflows: tiny ones have reciprocals past fp32; huge ones differ by more than a power can hold."""
+    heads = head_shape(*shape)
+    case = open_case(native, heads, [Sequence(3, 200, replace(FLAT, min_units=40)), Sequence(1, 70, FLAT)])
+    if kind == "level":
+        case.q.fill_(1.0)
+    else:
+        case.q.mul_({"zero": 0.0, "tiny": 2.0**-120, "huge": 2.0**7}[kind])
+    theirs = with_tiers(case.batch, stats=torch.full((2, NUM_LAYERS, len(ATTENTION_STATS)), -1.0))
+    got = native.decode_attention(case.q, case.pool, LAYER, case.batch, heads)
+    expected = reference.decode_attention(case.q, case.pool, LAYER, theirs, heads)
+    assert torch.isfinite(got).all()
+    # A score of 500 with weights of 15 bits leaves errors that would matter to a softmax of small scores only.
+    assert (got.float() - expected.float()).abs().mean() < (0.02 if kind == "huge" else 0.002)
+    mine, want = stats_of(case.batch)[:, TOKENS], stats_of(theirs)[:, TOKENS]
+    assert (mine - want).abs().max() <= 2 * UNIT_TOKENS, (mine, want)
+
+
+@pytest.mark.parametrize("dim", [256, 512])
+def test_scores_at_the_ends_of_their_range(native: NativeKernels, reference: ReferenceKernels, dim: int) -> None:
+    """Level queries on level keys: all products of a unit's highest key have one sign and the largest codes."""
+    heads = head_shape(1, 1, dim)
+    case = open_case(native, heads, [Sequence(1, 70, replace(FLAT, sparse=False))])
+    assert case.batch.segments is not None
+    layout, slots = case.batch.segments.pool.layout, case.batch.segments.pool
+    tokens = SEGMENT_TOKENS - SINK_TOKENS
+    k = torch.linspace(0, 8, tokens)[None, :, None].expand(layout.records, -1, dim)
+    v = torch.randn(layout.records, tokens, dim)
+    slot = int(case.batch.segments.tables[0, 0])
+    tier_reference.write_records(tier_reference.encode(k, v), slots, slot, 0)
+    case.q.fill_(0.25)
+    assert_same(native, reference, case, heads)
+
+
+def test_a_row_without_numbers_harms_no_other(native: NativeKernels) -> None:
+    heads = head_shape(3, 2, 64)
+    case = open_case(native, heads, [Sequence(3, 300, FLAT), Sequence(3, 40, FLAT), Sequence(0, 50, FLAT)])
+    whole = native.decode_attention(case.q, case.pool, LAYER, case.batch, heads)
+    for value in (float("nan"), float("inf")):
+        case.q[1] = value
+        broken = native.decode_attention(case.q, case.pool, LAYER, case.batch, heads)
+        assert torch.equal(broken[::2], whole[::2])
+        assert broken[1].isnan().any()
+
+
+def test_bits_depend_on_neither_threads_nor_statistics(native: NativeKernels) -> None:
+    heads = head_shape(3, 2, 64)
+    case = open_case(native, heads, [Sequence(6, 300, FLAT), Sequence(2, 40, replace(FLAT, sparse=False))])
+    whole = native.decode_attention(case.q, case.pool, LAYER, case.batch, heads)
+    stats = stats_of(case.batch).clone()
+    silent = with_tiers(case.batch, stats=None)
+    level = next(level for level, name in LEVEL_NAMES.items() if name in native.level_name)
+    for threads in (1, 3, 5):
+        other = load(threads, level=level)
+        assert isinstance(other, NativeKernels)
+        for batch in (case.batch, silent):
+            assert torch.equal(other.decode_attention(case.q, case.pool, LAYER, batch, heads), whole), threads
+        assert torch.equal(stats_of(case.batch), stats)
 
 
 def test_whole_step_reads_segments(native: NativeKernels, reference: ReferenceKernels) -> None:

@@ -174,6 +174,7 @@ def test_unknown_things_name_what_is_supported(model_and_folder: tuple[Any, Path
         ({"rope_parameters": {"rope_type": "longrope"}}, "yarn"),
         ({"num_key_value_heads": 3}, "heads"),
         ({"head_dim": 8}, "16"),
+        ({"head_dim": 528}, "512"),
         ({"hidden_size": "many"}, "hidden_size"),
         ({"intermediate_size": 64}, "gate"),
         ({"attn_logit_softcapping": 50.0}, "softcapping"),
