@@ -80,8 +80,8 @@ VISIT_WISHED = (
     Pair("Remind me of {item}, I keep putting it off.", "记得提醒我{item}的事，我一拖再拖。"),
 )
 VISIT_DAY_ASKED = (
-    Pair("On which day is this in the calendar: {item}?", "日历上{item}是哪天？"),
-    Pair("For what date did we agree on {item}?", "{item}说定是几月几号？"),
+    Pair("On which day is this in the calendar now: {item}?", "日历上{item}现在是哪天？"),
+    Pair("What date stands for {item} at present?", "{item}目前定的是几月几号？"),
 )
 VISIT_TIME_ASKED = (
     Pair("At what time of day is this fixed: {item}?", "{item}约的是几点？"),
