@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -31,11 +32,13 @@ def connect() -> None:
 def hang() -> None:
     if MODE == "mute":  # its end can't be waited for either
         os.close(1)
+    if MODE == "deaf":  # holds the interpreter, so that its own watch over stdin can't run
+        ctypes.PyDLL(None).sleep(600)
     time.sleep(600)
 
 
 def misbehave() -> None:
-    if MODE in ("hang", "mute"):
+    if MODE in ("hang", "mute", "deaf"):
         hang()
     elif MODE == "spin":
         while True:

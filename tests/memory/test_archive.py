@@ -76,7 +76,7 @@ def test_bombs_are_refused(library: Library) -> None:
 
 
 def test_a_ratio_alone_is_refused(library: Library) -> None:
-    """Far below every bound in bytes; only what the archive, or a file in it, unpacks to for its size is too big."""
+    """Below every bound in bytes: what the archive, or a file in it, unpacks to is too big for its size."""
 
     def program(megabytes: int) -> bytes:  # is told apart by its first bytes, so that nothing reads the rest
         return b"\x7fELF" + bytes(megabytes * 1024**2)

@@ -164,14 +164,15 @@ def hanging(parsers: sandbox.Parsers, path: Path) -> tuple[Generator[Frame, None
     return frames, *processes(batch.pages[0].text)
 
 
-def test_parser_and_starter_end_with_their_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["hang", "deaf"])
+def test_parser_and_starter_end_with_their_parent(mode: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("text")
     code = (
         "import sys, os, signal\n"
         "from perilune.memory.ingest.protocol import Batch, Job\n"
         "from perilune.memory.ingest.sandbox import Parsers\n"
         f"job = Job({str(tmp_path / 'notes.txt')!r}, 'n', 1, 0, 9, 10**6, 2**29, 60)\n"
-        f"for frame in Parsers([sys.executable, {str(BAD)!r}, 'hang']).run(job):\n"
+        f"for frame in Parsers([sys.executable, {str(BAD)!r}, {mode!r}]).run(job):\n"
         "    if isinstance(frame, Batch):\n"
         "        print(frame.pages[0].text, flush=True)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -214,8 +215,9 @@ def test_every_document_has_its_own_limits(store: Store, tmp_path: Path) -> None
     assert [record.status for record in records] == [FileStatus.PREFILLING] * 2
 
 
-def test_a_stopped_parser_is_gone_and_its_starter_serves_the_next(tmp_path: Path) -> None:
-    parsers = sandbox.Parsers((sys.executable, str(BAD), "hang"))
+@pytest.mark.parametrize("mode", ["hang", "deaf"])
+def test_a_stopped_parser_is_gone_and_its_starter_serves_the_next(mode: str, tmp_path: Path) -> None:
+    parsers = sandbox.Parsers((sys.executable, str(BAD), mode))
     frames, parser, starter = hanging(parsers, tmp_path / "a.txt")
     frames.close()
     assert not parser.exists()
@@ -240,7 +242,7 @@ def test_a_killed_parser_ends_its_document_only(tmp_path: Path) -> None:
 
 
 def test_a_killed_starter_takes_its_parser_along_and_is_replaced(tmp_path: Path) -> None:
-    parsers = sandbox.Parsers((sys.executable, str(BAD), "hang"))
+    parsers = sandbox.Parsers((sys.executable, str(BAD), "deaf"))
     good = tmp_path / "good.txt"
     good.write_text("good text")
     frames, parser, starter = hanging(parsers, tmp_path / "a.txt")

@@ -173,7 +173,7 @@ class _Parser:
     def __exit__(self, *_: object) -> None:
         os.close(self._input)
         os.close(self.output)
-        if not self._ended:
+        if not self._ended and self._control.fileno() >= 0:  # closed where this process is at its end
             self._stop()
         if self._control.fileno() >= 0:
             self._keep(self._starter)
