@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
     from perilune.memory.memory import Memory
+    from perilune.memory.sessions import Sessions
     from perilune.memory.store import Store
     from perilune.ops.metrics import PrometheusSink
     from perilune.runtime.hub.pull import ModelFiles
@@ -224,6 +225,7 @@ def _wire(
     from perilune.engine.policy import EngineLimits
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
+    from perilune.memory.sessions import Sessions
     from perilune.service.predictor import Predictor
 
     spec = loaded.runtime.kv_spec
@@ -249,7 +251,8 @@ def _wire(
     closers.callback(engine.close)
     model = served_model(settings, files, loaded)
     stores = [store for store in (kv, segments) if store is not None]
-    service = _service(settings, telemetry, stores, loaded, keys, library, predictor, engine, model)
+    kept = Sessions(store, memory) if memory is not None else None
+    service = _service(settings, telemetry, stores, loaded, keys, library, kept, predictor, engine, model)
     metrics.before_render(lambda: _gauges(engine, telemetry))
     described, later = loaded.info.kernels, contextlib.ExitStack()
     return Application(
@@ -264,6 +267,7 @@ def _service(
     loaded: LoadedModel,
     keys: Keyring,
     library: Library,
+    kept: Sessions | None,
     predictor: Predictor,
     engine: EngineLoop,
     model: ServedModel,
@@ -277,6 +281,7 @@ def _service(
     from perilune.service.documents import DocumentService
     from perilune.service.kv_health import KVHealth
     from perilune.service.service import Service
+    from perilune.service.sessions import SessionService
 
     backend = LocalBackend(engine)
     composer = Composer(loaded.tokenizer, loaded.chat_template, model.window_tokens)
@@ -311,6 +316,7 @@ def _service(
         composer=composer,
         library=library,
         documents=documents,
+        sessions=SessionService(kept, documents.forget_kv, telemetry),
         backend=backend,
         predictor=predictor,
         salt_of=salt_of,

@@ -122,6 +122,8 @@ class Request:
     context_policy: ContextPolicy = ContextPolicy.AUTO
     service_class: ServiceClass = ServiceClass.P0_INTERACTIVE
     attention_preset: str | None = None  # None: the configured one
+    session_id: str | None = None  # the session that keeps the question and its answer
+    recall: tuple[str, ...] = ()  # sessions whose old turns may enter the prompt
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -194,6 +196,43 @@ class Citation:
     end: int
     quote: str
     anchor: str = ""  # see `Passage.anchor`
+
+
+# ---------------------------------------------------------------------------------------------- sessions
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTurn:
+    """One thing said in a session: `turn` counts from 1, a question and its answer are two. `at` is seconds since
+    the epoch."""
+
+    session_id: str
+    turn: int
+    speaker: str
+    text: str
+    at: float | None
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A kept conversation: how many turns, and when the first and the last were said."""
+
+    session_id: str
+    turns: int
+    first_at: float | None
+    last_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCitation:
+    """An earlier turn that is part of the answer's context; see `SessionTurn`."""
+
+    session_id: str
+    turn: int
+    speaker: str
+    at: float | None
+    quote: str
 
 
 # ------------------------------------------------------------------------------------ engine work and events
@@ -344,7 +383,7 @@ class Report:
     tokens: TokenReport
     model: str
     backend: str
-    citations: tuple[Citation, ...] = ()
+    citations: tuple[Citation | TurnCitation, ...] = ()
     degradations: tuple[Degradation, ...] = ()
 
 
@@ -372,7 +411,7 @@ class PrefillProgress:
 
 @dataclass(frozen=True, slots=True)
 class CitationAdded:
-    citation: Citation
+    citation: Citation | TurnCitation
 
 
 @dataclass(frozen=True, slots=True)

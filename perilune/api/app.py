@@ -34,6 +34,7 @@ from perilune.api.kv import KV
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
 from perilune.api.models import Models
 from perilune.api.resume import Resumables
+from perilune.api.sessions import Sessions
 from perilune.api.wire import json_response
 from perilune.config import Settings
 from perilune.errors import ConfigError, Conflict
@@ -61,6 +62,7 @@ def create_app(
     models = Models(service)
     health = Health(service, metrics)
     kv = KV(service)
+    sessions = Sessions(service)
     resumables = Resumables()
     chat = ChatCompletions(service, settings, telemetry, resumables)
 
@@ -77,6 +79,9 @@ def create_app(
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
         Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
         Route("/v1/files/{file_id}/content", files.content),
+        Route("/v1/sessions", sessions.collection),
+        Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "DELETE"]),
+        Route("/v1/memory/search", sessions.search, methods=["POST"]),
         Route("/v1/kv/health", kv.health),
         Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
         Route("/health", health.health),

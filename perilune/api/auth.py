@@ -72,7 +72,7 @@ def require_writer(caller: Caller) -> None:
     """Raises `Forbidden` for a caller that may only read and ask."""
     if caller.role not in _WRITERS:
         raise Forbidden(
-            f"A key with the role {caller.role} can't change files.", hint="Use a key with the role user."
+            f"A key with the role {caller.role} can't change what is stored.", hint="Use a key with the role user."
         )
 
 

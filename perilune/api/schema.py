@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from perilune.api.errors import Unsupported
 from perilune.api.limits import parse_json_object
@@ -25,12 +25,14 @@ from perilune.core import (
     ServiceClass,
     TextPart,
 )
-from perilune.errors import InvalidRequest
+from perilune.errors import Forbidden, InvalidRequest
+from perilune.memory.session_ids import SESSION_ID_FORM, is_session_id
 from perilune.service.ports import Caller
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_FILES = 64
+MAX_SESSIONS = 64
 MAX_PARTS = 2048
 MAX_OUTPUT_TOKENS = 10_000_000
 MAX_DEADLINE_S = 86_400.0
@@ -132,6 +134,15 @@ Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
 
+def _session_id(value: str) -> str:
+    if not is_session_id(value):
+        raise ValueError(f"A session id {SESSION_ID_FORM}")
+    return value
+
+
+SessionId = Annotated[str, AfterValidator(_session_id)]
+
+
 class WireChat(Wire):
     """The body of POST /v1/chat/completions."""
 
@@ -160,6 +171,10 @@ class WireChat(Wire):
     context_policy: Literal["auto", "full", "refined"] | None = None
     attention_preset: Literal["auto", "general", "support", "contract", "paper", "rag"] | None = None
     service_tier: str | None = Field(None, max_length=64)
+    session: SessionId | None = None
+    session_scope: (
+        Literal["session", "none"] | Annotated[list[SessionId], Field(max_length=MAX_SESSIONS)] | None
+    ) = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +212,14 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         context_policy=ContextPolicy(wire.context_policy or "auto"),
         service_class=_service_class(wire.service_tier),
         attention_preset=wire.attention_preset,
+        session_id=wire.session,
+        recall=_recall(wire),
     )
+    if request.session_id is not None and caller.role == "read-only":
+        raise Forbidden(
+            "A key with the role read-only can't add to a session.",
+            hint="Leave out session, and name what to read in session_scope.",
+        )
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")
     return ChatCall(
@@ -247,6 +269,18 @@ def _check_counts(raw: Mapping[str, Any], max_messages: int) -> None:
 
 def _unsupported(param: str) -> Unsupported:
     return Unsupported(f"{param} isn't supported by this server yet.", hint="Leave it out.", param=param)
+
+
+def _recall(wire: WireChat) -> tuple[str, ...]:
+    """The sessions whose old turns may enter the prompt: the request's own unless others, or none, are named."""
+    own = () if wire.session is None else (wire.session,)
+    if wire.session_scope is None or wire.session_scope == "none":
+        return own if wire.session_scope is None else ()
+    if wire.session_scope == "session":
+        if not own:
+            raise InvalidRequest("session_scope is `session`, but session names none.", param="session_scope")
+        return own
+    return tuple(dict.fromkeys(wire.session_scope))
 
 
 def _messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:

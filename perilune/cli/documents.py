@@ -19,7 +19,7 @@ from pathlib import Path
 
 from perilune.cli.client import Client
 from perilune.cli.console import StatusLine, human_bytes, say
-from perilune.core import Citation, FileRecord, FileStatus
+from perilune.core import Citation, FileRecord, FileStatus, TurnCitation
 from perilune.errors import NotFound, TooLarge, UnsupportedDocument
 from perilune.memory.ingest.pagination import clean
 
@@ -77,8 +77,10 @@ class Documents:
         of = f" of {record.pages_total}" if record.pages_total else ""
         return f"reading {record.filename}", f"page {record.pages_parsed}{of}"
 
-    def place(self, citation: Citation) -> str:
+    def place(self, citation: Citation | TurnCitation) -> str:
         """Where a quote stands, for people: `manual.pdf p. 12`, or a folder's own file."""
+        if isinstance(citation, TurnCitation):
+            return f"{citation.session_id}, turn {citation.turn}"
         source = self.sources.get(citation.file_id)
         member = source.member_at(citation.start) if source else None
         if member:

@@ -5,7 +5,8 @@ Knows the wire form that api.completion and api.files write. Errors come back as
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import urllib.parse
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from perilune.core import (
     TextDelta,
     TextPart,
     TokenReport,
+    TurnCitation,
     Usage,
 )
 
@@ -84,6 +86,25 @@ class RemoteClient:
     async def debug_attention(self, on: bool) -> None:
         await self._json("PUT", "/v1/kv/attention_debug", data=aiohttp.JsonPayload({"on": on}))
 
+    async def sessions(self, limit: int) -> dict[str, Any]:
+        """Kept conversations, the one with the newest turn first."""
+        return await self._json("GET", f"/v1/sessions?limit={limit}")
+
+    async def session(self, session_id: str, after: int, limit: int) -> dict[str, Any]:
+        """A session and its turns behind number `after`. Raises `NotFound`."""
+        return await self._json("GET", f"{_session_path(session_id)}?after={after}&limit={limit}")
+
+    async def forget_session(self, session_id: str) -> None:
+        """Raises `NotFound`."""
+        await self._json("DELETE", _session_path(session_id))
+
+    async def search_memory(self, query: str, session_ids: Sequence[str], limit: int) -> dict[str, Any]:
+        """The best turns of these sessions; without any, of everything that is kept."""
+        body: dict[str, Any] = {"query": query, "limit": limit}
+        if session_ids:
+            body["sessions"] = list(session_ids)
+        return await self._json("POST", "/v1/memory/search", data=aiohttp.JsonPayload(body))
+
     async def ask(self, question: Question) -> AsyncIterator[Event]:
         body: dict[str, Any] = {
             "model": self._model,
@@ -129,6 +150,10 @@ class RemoteClient:
             f"The server at {self._url} does not answer ({type(error).__name__}).",
             hint="If it was stopped, run the command again: it then works without a server.",
         )
+
+
+def _session_path(session_id: str) -> str:
+    return f"/v1/sessions/{urllib.parse.quote(session_id, safe='')}"
 
 
 class ChunkReader:
@@ -226,7 +251,7 @@ def _progress(ours: dict[str, Any]) -> Event:
         case "prefilling" if "processed" in ours:
             return PrefillProgress(ours["processed"], ours["total"], ours["cached"], ours["eta_s"])
         case "citation":
-            return CitationAdded(Citation(**ours["citation"]))
+            return CitationAdded(_citation(ours["citation"]))
         case stage:
             return StageStarted(stage)
 
@@ -241,9 +266,15 @@ def _report(ours: dict[str, Any]) -> Report:
         tokens=TokenReport(**{**tokens, "cached": CachedTokens(**tokens["cached"])}),
         model=ours["model"],
         backend=ours["backend"],
-        citations=tuple(Citation(**item) for item in ours["citations"]),
+        citations=tuple(_citation(item) for item in ours["citations"]),
         degradations=_degradations(ours),
     )
+
+
+def _citation(item: dict[str, Any]) -> Citation | TurnCitation:
+    if "turn" in item:
+        return TurnCitation(item["session"], item["turn"], item["speaker"], item["at"], item["quote"])
+    return Citation(**item)
 
 
 def _degradations(ours: dict[str, Any]) -> tuple[Degradation, ...]:

@@ -63,6 +63,7 @@ class Indexer:
         self._upkeep = upkeep
         self._upkeep_rows = upkeep_rows
         self._written = 0
+        self._tidy = threading.Event()
         self._suspect = True  # the folder may have been deleted, or the embedder changed, since the last run
         self._faults = {"words": "", "vectors": ""}
         self._stop = threading.Event()
@@ -84,6 +85,11 @@ class Indexer:
     def suspect(self) -> None:
         """A search could not use the index: look whether it holds what it should."""
         self._suspect = True
+        self.notify()
+
+    def tidy(self) -> None:
+        """Something was deleted for good: run upkeep as soon as the index knows it, however little it was."""
+        self._tidy.set()
         self.notify()
 
     def close(self) -> None:
@@ -224,8 +230,10 @@ class Indexer:
 
     def _maybe_upkeep(self, written: int) -> None:
         self._written += written
-        if written == 0 and self._written >= self._upkeep_rows:  # at a quiet moment
+        due = self._written >= self._upkeep_rows or self._tidy.is_set()
+        if written == 0 and due:  # at a quiet moment
             self._written = 0
+            self._tidy.clear()
             if self._upkeep is None:
                 self._index.maintain()
             else:

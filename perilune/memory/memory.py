@@ -33,6 +33,7 @@ from perilune.memory.rank import CHAT, Profile
 from perilune.memory.retrieve import Found, Retriever
 from perilune.memory.schema import ENTRIES
 from perilune.memory.scope import Scope
+from perilune.memory.session_ids import SESSION_ID_FORM, is_session_id
 from perilune.memory.store import Store
 from perilune.memory.synonyms import Synonyms
 from perilune.memory.vectors import upkeep
@@ -41,7 +42,6 @@ from perilune.memory.vectors.pgvector import PgVectorIndex
 from perilune.memory.vectors.protocol import VectorIndex
 
 INDEX_FOLDER = "index"
-MAX_ID_CHARS = 64
 MAX_SPEAKER_CHARS = 128
 _log = logging.getLogger(__name__)
 
@@ -121,6 +121,10 @@ class Memory:
         """Entries were written by others (the library): let the index know."""
         self._indexer.notify()
 
+    def deleted(self) -> None:
+        """Entries were deleted for good: the index forgets them, and its upkeep removes what it kept of them."""
+        self._indexer.tidy()
+
     def rebuild(self) -> None:
         """Fill the index again from SQL."""
         self._indexer.rebuild()
@@ -130,15 +134,8 @@ class Memory:
     def add_turns(self, tenant: str, session_id: str, turns: Sequence[Turn]) -> int:
         """Append turns to a session; returns the number of the first. Raises `InvalidRequest` for a bad id."""
         validate_tenant(tenant)
-        if (
-            not 0 < len(session_id) <= MAX_ID_CHARS
-            or not session_id.isprintable()
-            or session_id.startswith("file-")
-        ):
-            raise InvalidRequest(
-                f"A session id has 1 to {MAX_ID_CHARS} printable characters and does not begin with `file-`.",
-                param="session_id",
-            )
+        if not is_session_id(session_id):
+            raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="session_id")
         analyser = Analyser()
         with self._store.write() as connection:
             mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)

@@ -176,6 +176,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("kv_disk_swept_files", "counter", "Stray files removed at start."),
     # Documents
     Metric("files_uploaded", "counter", "Files stored."),
+    Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),
     Metric("files_ingested", "counter", "Files whose ingest ended.", ("status",)),
     Metric("ingest_prefill_failed", "counter", "Documents whose KV could not be computed ahead."),
 )

@@ -7,6 +7,7 @@ generator `Answer.events`, so closing it stops the work in whatever phase it is.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -29,8 +30,11 @@ from perilune.core import (
     Request,
     SequenceSpec,
     ServiceClass,
+    SessionTurn,
     StageStarted,
+    TextDelta,
     TokenReport,
+    TurnCitation,
 )
 from perilune.errors import PeriluneError
 from perilune.service import languages, presets
@@ -44,7 +48,16 @@ from perilune.service.passages import citation, joined
 from perilune.service.planner import Facts, choose, too_long
 from perilune.service.ports import Library, Tokenizer
 from perilune.service.predictor import Predictor
+from perilune.service.recall import (
+    CANDIDATES,
+    HEADING,
+    choose_turns,
+    in_view,
+    recall_budget,
+    turn_citation,
+)
 from perilune.service.refine import Refined, Refiner
+from perilune.service.sessions import SessionService, Visit, session_owner
 from perilune.telemetry import Telemetry
 
 ANSWER_RESERVE_TOKENS = 256
@@ -81,6 +94,7 @@ class Parts:
     composer: Composer
     library: Library
     documents: DocumentService
+    sessions: SessionService
     backend: LocalBackend
     predictor: Predictor
     salt_of: Callable[[str], bytes]
@@ -109,11 +123,27 @@ class Answer:
         self._parts = parts
         self._request = request
         self._deadline_s = parts.limits.deadline_s(request)
-        self._citations: list[Citation] = []
+        self._citations: list[Citation | TurnCitation] = []
         self._late: list[Degradation] = []  # what went wrong after the prompt was made
+        self._visit: Visit | None = None
+        self._recalled: list[SessionTurn] = []
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, the first before any slow work. Errors are raised."""
+        request, sessions = self._request, self._parts.sessions
+        if request.session_id is not None:
+            self._visit = sessions.visit(request.tenant, request.session_id)
+        said: list[str] = []
+        async with aclosing(self._answered()) as events:
+            async for event in events:
+                if isinstance(event, TextDelta) and event.choice == 0:
+                    said.append(event.text)
+                if isinstance(event, Completed) and self._visit is not None:
+                    sessions.remember(self._visit, _last_question(request), "".join(said))
+                yield event
+
+    async def _answered(self) -> AsyncGenerator[Event, None]:
+        """Gather, plan, compose, run."""
         parts, request = self._parts, self._request
         conversation = await asyncio.to_thread(parts.composer.conversation, request.messages)
         # Without documents: the template's objections and a sure excess come out before anything is streamed.
@@ -125,16 +155,20 @@ class Answer:
             await self._refuse_surely_too_long(bare, known, conversation, reader)
 
         await refuse(records)
-        yield StageStarted("retrieving" if records else "composing")
-
+        yield StageStarted("retrieving" if records or request.recall else "composing")
         wait = reader.patience(request.context_policy, self._deadline_s)
         records = await reader.readable(records, request.arrival_s, wait, parts.limits.timeout_s, refuse)
+        if request.recall:
+            conversation = await self._recall(records, conversation, bare, reader)
+            bare = await asyncio.to_thread(parts.composer.compose, [], conversation, "")
         material = await asyncio.to_thread(reader.read, records, bare, conversation, self._room())
         facts = await asyncio.to_thread(self._facts, material, bare, conversation)
         plan = choose(facts)
         if plan.kind is PlanKind.REFINED and request.context_policy is ContextPolicy.AUTO and facts.fits:
             parts.documents.warm(records)  # only its KV was missing: the next question shall have it
         yield Planned(plan)
+        for item in self._add([turn_citation(turn) for turn in self._recalled]):
+            yield item
 
         if plan.kind is PlanKind.REFINED:
             refiner = Refiner(parts.composer, parts.library, request.tenant)
@@ -156,12 +190,51 @@ class Answer:
             *plan.degradations,
             *ready.degradations,
             *material.degradations,
+            *self._reduced(),
             *self._language(conversation),
             *parts.model.past_its_length(len(ready.prompt)),
         )
+        degradations = tuple(dict.fromkeys(degradations))
         async with aclosing(self._run(plan, spec, ready, degradations, records, conversation)) as events:
             async for event in events:
                 yield event
+
+    # ------------------------------------------------------------------------------------- recall
+
+    async def _recall(
+        self, records: Sequence[FileRecord], conversation: Conversation, bare: Prompt, reader: MaterialReader
+    ) -> Conversation:
+        """The conversation with the earlier turns that help with its question, as far as the window has room."""
+        parts, request = self._parts, self._request
+        found = await parts.sessions.recall(
+            request.tenant, request.recall, request.session_id, conversation.query, CANDIDATES
+        )
+        room = self._room()
+        whole = room + 1 if conversation.omitted_turns else len(bare) + await reader.least_tokens(records)
+        least = await asyncio.to_thread(reader.least_prompt, conversation, bare)
+        budget = recall_budget(room, whole, least)
+        if not found or budget <= 0:
+            return conversation
+        return await asyncio.to_thread(self._with_turns, conversation, found, budget)
+
+    def _reduced(self) -> list[Degradation]:
+        """What the search for earlier turns did without."""
+        faults = self._parts.library.search_faults() if self._request.recall else []
+        return [Degradation("search_reduced", " ".join(faults))] if faults else []
+
+    def _with_turns(self, conversation: Conversation, found: list[SessionTurn], budget: int) -> Conversation:
+        composer, sessions = self._parts.composer, self._request.recall
+        piece = partial(composer.turn_piece, with_session=sessions != (self._request.session_id,))
+        heading = composer.turn_heading(HEADING)
+        known = in_view(conversation, self._room() - budget)
+        chosen = choose_turns(found, known, budget - len(heading), lambda turn: len(piece(turn)), sessions)
+        if not chosen:
+            return conversation
+        self._recalled = chosen
+        ids = array("i", heading)
+        for turn in chosen:
+            ids.extend(piece(turn))
+        return replace(conversation, recalled_ids=tuple(ids))
 
     # ------------------------------------------------------------------------------------- planning
 
@@ -224,10 +297,14 @@ class Answer:
     # -------------------------------------------------------------------------------------- running
 
     def _owner(self, records: list[FileRecord]) -> str | None:
-        """Whose deletion takes the prompt's KV along."""
-        if not records:
+        """Whose deletion takes the prompt's KV along: the documents', the session's, that of recalled ones."""
+        tenant = self._request.tenant
+        sessions = [self._request.session_id, *(turn.session_id for turn in self._recalled)]
+        owners = [record.file_id for record in records]
+        owners += dict.fromkeys(session_owner(tenant, each) for each in sessions if each is not None)
+        if not owners:
             return None
-        owner = joint_owner([record.file_id for record in records])
+        owner = joint_owner(owners)
         self._parts.documents.remember_joint(owner)
         return owner
 
@@ -277,7 +354,7 @@ class Answer:
             request,
             spec,
             parts.limits.timeout_s,
-            partial(parts.documents.require, request.file_ids),
+            self._require,
         )
         quotes: asyncio.Task[list[Citation]] | None = None
         if records and plan.kind is not PlanKind.REFINED:
@@ -297,6 +374,11 @@ class Answer:
             if quotes:
                 quotes.cancel()
         yield self._completed(plan, ready, (*degradations, *self._late), generation.outcome)
+
+    def _require(self) -> None:
+        """Raises `NotFound` where what the prompt was made of is deleted by now."""
+        self._parts.documents.require(self._request.file_ids)
+        self._parts.sessions.require(self._visit)
 
     def _completed(
         self, plan: Plan, ready: _Ready, degradations: tuple[Degradation, ...], outcome: Outcome
@@ -333,7 +415,7 @@ class Answer:
     def _cite(self, refined: Refined) -> list[CitationAdded]:
         return self._add(list(refined.citations))
 
-    def _add(self, citations: list[Citation]) -> list[CitationAdded]:
+    def _add(self, citations: Sequence[Citation | TurnCitation]) -> list[CitationAdded]:
         self._citations += citations
         return [CitationAdded(item) for item in citations]
 
@@ -358,6 +440,11 @@ class Answer:
         if not model.languages or spoken is None or spoken in model.languages:
             return ()
         return (languages.not_spoken(spoken, model.model_id, model.languages),)
+
+
+def _last_question(request: Request) -> str:
+    """The caller's newest message, without what else it sent or memory found."""
+    return next((message.text for message in reversed(request.messages) if message.role == "user"), "")
 
 
 def _stable(prompt: Prompt | None, conversation: Conversation) -> int:

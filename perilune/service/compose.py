@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from perilune.core import Message, Passage
+from perilune.core import Message, Passage, SessionTurn
 from perilune.errors import ContextTooLong, InvalidRequest
 from perilune.service.ports import ChatTemplate, Tokenizer
 
@@ -57,6 +58,7 @@ class Conversation:
     """A request's messages as the composer needs them. `instructions` are the leading system messages.
 
     `omitted_turns` oldest ones, of at least `omitted_tokens`, were not even tokenised: with them it can't fit.
+    `recalled_ids` are earlier turns that memory found: they stand behind the documents, before everything said.
     """
 
     instructions: str
@@ -64,6 +66,7 @@ class Conversation:
     instruction_ids: tuple[int, ...] = ()
     omitted_turns: int = 0
     omitted_tokens: int = 0
+    recalled_ids: tuple[int, ...] = ()
 
     @property
     def has_history(self) -> bool:
@@ -160,6 +163,17 @@ class Composer:
         place = passage.anchor or f"page {passage.page}"
         return array("i", self._tokenizer.encode(f"[{filename}, {place}]\n{passage.text.strip()}\n\n"))
 
+    def turn_heading(self, text: str) -> array[int]:
+        """What stands before recalled turns."""
+        return array("i", self._tokenizer.encode(text))
+
+    def turn_piece(self, turn: SessionTurn, with_session: bool) -> array[int]:
+        """A recalled turn as context, labelled with who said it and when, and with its session if asked."""
+        session = f"session {turn.session_id!r}, " if with_session else ""
+        said_at = f", {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(turn.at))}" if turn.at is not None else ""
+        label = f"[{session}turn {turn.turn}, {turn.speaker}{said_at}]"
+        return array("i", self._tokenizer.encode(f"{label}\n{turn.text.strip()}\n\n"))
+
     def conversation(self, messages: Sequence[Message]) -> Conversation:
         """Split off the instructions and tokenise the turns, the newest first where not all can fit.
 
@@ -228,6 +242,7 @@ class Composer:
         for piece in context:
             system.extend(piece)
         head = len(system)
+        system.extend(conversation.recalled_ids)
         if conversation.instructions:
             system.extend(conversation.instruction_ids)
         elif context:

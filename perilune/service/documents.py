@@ -153,7 +153,7 @@ class DocumentService:
             self._deleted.discard(file_id)
             raise
         self._composer.forget_document(file_id)
-        await self._in_worker(partial(self._forget_kv, file_id))
+        await self.forget_kv(file_id)
 
     async def content(self, tenant: str, file_id: str) -> BinaryIO:
         return await asyncio.to_thread(self._library.open_file, tenant, file_id)
@@ -177,6 +177,10 @@ class DocumentService:
         self.remember_joint(owner)
         work = self._warming[owner] = _Work()
         work.task = asyncio.create_task(self._warm(owner, records, work), name=f"warm {owner}")
+
+    async def forget_kv(self, part: str) -> None:
+        """Drop KV that was made of `part`, a file or a session, alone or together with others."""
+        await self._in_worker(partial(self._forget_kv, part))
 
     def remember_joint(self, owner: str) -> None:
         """KV was made for several documents together; it goes when one of them does."""
@@ -298,9 +302,9 @@ class DocumentService:
             if not known.issuperset(owner.split(OWNER_SEPARATOR)):
                 self._backend.forget(owner)
 
-    def _forget_kv(self, file_id: str) -> None:
-        owners = {file_id, *self._joint, *self._owners()}
+    def _forget_kv(self, part: str) -> None:
+        owners = {part, *self._joint, *self._owners()}
         for owner in owners:
-            if file_id in owner.split(OWNER_SEPARATOR):
+            if part in owner.split(OWNER_SEPARATOR):
                 self._backend.forget(owner)
                 self._joint.discard(owner)

@@ -119,9 +119,9 @@ class MaterialReader:
             said = max(said, room + 1)
         if not records:
             prompt = None if conversation.omitted_turns else bare
-            return Material((), prompt, said, self._required(conversation, bare), True)
+            return Material((), prompt, said, self.least_prompt(conversation, bare), True)
         complete = all(record.status in _READ for record in records)
-        required = self._required(conversation, bare) + self._composer.count(PASSAGE_INSTRUCTIONS)
+        required = self.least_prompt(conversation, bare) + self._composer.count(PASSAGE_INSTRUCTIONS)
         counts = [self._tokens(record) for record in records]
         offered = said + sum(counts)
         prompt = None
@@ -131,7 +131,7 @@ class MaterialReader:
             offered = len(prompt)
         return Material(tuple(records), prompt, offered, required, complete, tuple(_coverage(records)))
 
-    def _required(self, conversation: Conversation, bare: Prompt) -> int:
+    def least_prompt(self, conversation: Conversation, bare: Prompt) -> int:
         """Tokens of the instructions and the last question alone."""
         last = max(i for i, turn in enumerate(conversation.turns) if turn.role == "user")
         if last == 0:

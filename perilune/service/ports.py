@@ -20,6 +20,8 @@ from perilune.core import (
     Passage,
     Request,
     SequenceSpec,
+    SessionInfo,
+    SessionTurn,
 )
 
 
@@ -155,6 +157,36 @@ class Library(Protocol):
         ...
 
 
+class SessionStore(Protocol):
+    """Kept conversations. Synchronous and thread-safe; the service calls it off the event loop."""
+
+    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]]) -> int:
+        """Append what was said, as (speaker, text, seconds since the epoch); returns the first turn's number."""
+        ...
+
+    def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
+        """Sessions, the one with the newest turn first."""
+        ...
+
+    def get(self, tenant: str, session_id: str) -> SessionInfo:
+        """Raises `NotFound`, for another tenant's session too."""
+        ...
+
+    def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]:
+        """Turns behind number `after`, in order. Raises `NotFound`."""
+        ...
+
+    def search(
+        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
+    ) -> list[SessionTurn | Passage]:
+        """The best turns of these sessions, best first; None: of all sessions, and passages of all files."""
+        ...
+
+    def delete(self, tenant: str, session_id: str) -> None:
+        """Remove everything kept of a session. Raises `NotFound`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """A servable model, as `/v1/models` lists it."""
@@ -192,6 +224,18 @@ class Documents(Protocol):
     async def text(self, tenant: str, file_id: str) -> str: ...
 
 
+class Conversations(Protocol):
+    """Kept sessions, from the caller's side. Another tenant's session is `NotFound`."""
+
+    async def sessions(self, tenant: str, limit: int) -> list[SessionInfo]: ...
+    async def get(self, tenant: str, session_id: str) -> SessionInfo: ...
+    async def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]: ...
+    async def search(
+        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
+    ) -> list[SessionTurn | Passage]: ...
+    async def delete(self, tenant: str, session_id: str) -> None: ...
+
+
 class KVView(Protocol):
     """KV and attention of the engine, for whoever runs the server. May be called from any thread."""
 
@@ -210,6 +254,9 @@ class ServiceApi(Protocol):
 
     @property
     def documents(self) -> Documents: ...
+
+    @property
+    def conversations(self) -> Conversations: ...
 
     @property
     def kv(self) -> KVView: ...

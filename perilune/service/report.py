@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perilune.core import Citation, Degradation, Plan, Report
+from perilune.core import Citation, Degradation, Plan, Report, TurnCitation
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -47,7 +47,16 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def citation_dict(citation: Citation) -> dict[str, Any]:
+def citation_dict(citation: Citation | TurnCitation) -> dict[str, Any]:
+    """A passage of a file, or a turn of a session."""
+    if isinstance(citation, TurnCitation):
+        return {
+            "session": citation.session_id,
+            "turn": citation.turn,
+            "speaker": citation.speaker,
+            "at": citation.at,
+            "quote": citation.quote,
+        }
     return {
         "file_id": citation.file_id,
         "filename": citation.filename,

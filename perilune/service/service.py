@@ -17,6 +17,7 @@ from perilune.service.admission import Admission
 from perilune.service.answer import Answer, Parts
 from perilune.service.documents import DocumentService
 from perilune.service.ports import Caller, KVView, ModelCard
+from perilune.service.sessions import SessionService
 
 CALIBRATION_TOKENS = 384
 WARM_UP_TOKENS = 33
@@ -43,6 +44,10 @@ class Service:
         return self._parts.documents
 
     @property
+    def conversations(self) -> SessionService:
+        return self._parts.sessions
+
+    @property
     def kv(self) -> KVView:
         return self._kv
 
@@ -57,6 +62,7 @@ class Service:
         """Stop ingests and keep the measured rates. Running answers end with their consumers."""
         self._ready = False
         await self._parts.documents.close()
+        await self._parts.sessions.close()
         self._parts.predictor.save()
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:

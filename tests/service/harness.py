@@ -27,10 +27,11 @@ from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
 from perilune.service.model import ServedModel
-from perilune.service.ports import Caller
+from perilune.service.ports import Caller, SessionStore
 from perilune.service.predictor import Predictor
 from perilune.service.rates import Rates
 from perilune.service.service import Service
+from perilune.service.sessions import SessionService
 from perilune.telemetry import Telemetry
 from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, Template, upload_bytes
 
@@ -53,6 +54,7 @@ class Bench:
     )
     limit: int = 8
     timeout_s: float = 30.0
+    kept: SessionStore | None = None
     language: Callable[[str], str | None] = lambda text: "en"
     service: Service = field(init=False)
     admission: Admission = field(init=False)
@@ -85,6 +87,7 @@ class Bench:
             composer=composer,
             library=self.library,
             documents=self.documents,
+            sessions=SessionService(self.kept, self.documents.forget_kv, telemetry),
             backend=backend,
             predictor=self.predictor,
             salt_of=lambda tenant: tenant.encode().ljust(32, b"-"),
@@ -120,6 +123,8 @@ def request(
     n: int = 1,
     deadline_s: float | None = None,
     policy: ContextPolicy = ContextPolicy.AUTO,
+    session: str | None = None,
+    recall: tuple[str, ...] | None = None,
     **sampling: Any,
 ) -> Request:
     messages = [Message(role, (TextPart(text),)) for role, text in history]
@@ -135,6 +140,8 @@ def request(
         n=n,
         deadline_s=deadline_s,
         context_policy=policy,
+        session_id=session,
+        recall=recall if recall is not None else (session,) if session else (),
     )
 
 

@@ -1,0 +1,135 @@
+"""/v1/sessions and /v1/memory/search: kept conversations are listed, read, searched and deleted.
+
+Knows the wire; what is kept is the service's. Every call sees its caller's tenant only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perilune.api.auth import caller_of, require_writer
+from perilune.api.limits import parse_json_object, read_body
+from perilune.api.schema import MAX_SESSIONS, SessionId, Wire, wrong_field
+from perilune.api.wire import json_response
+from perilune.core import Passage, SessionInfo, SessionTurn
+from perilune.errors import InvalidRequest, NotFound
+from perilune.memory.session_ids import is_session_id
+from perilune.service.ports import ServiceApi
+
+MAX_LIMIT = 1_000
+DEFAULT_LIMIT = 100
+MAX_HITS = 100
+MAX_QUERY_CHARS = 8_192
+_MAX_BODY_BYTES = 64 * 1024
+_MAX_TURN = 999_999_999
+
+
+class WireSearch(Wire):
+    """The body of POST /v1/memory/search."""
+
+    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
+    sessions: Annotated[list[SessionId], Field(min_length=1, max_length=MAX_SESSIONS)] | None = None
+    limit: int = Field(10, ge=1, le=MAX_HITS)
+
+
+class Sessions:
+    """The endpoints, as handlers of one object that holds the service."""
+
+    def __init__(self, service: ServiceApi) -> None:
+        self._kept = service.conversations
+
+    async def collection(self, request: Request) -> Response:
+        """GET: the sessions, the one with the newest turn first. `limit` bounds them."""
+        limit = _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        found = await self._kept.sessions(caller_of(request.scope).tenant, limit + 1)
+        data = [session_dict(info) for info in found[:limit]]
+        return json_response({"object": "list", "data": data, "has_more": len(found) > limit})
+
+    async def item(self, request: Request) -> Response:
+        """GET reads, DELETE deletes."""
+        return await (self._delete(request) if request.method == "DELETE" else self._read(request))
+
+    async def _read(self, request: Request) -> Response:
+        tenant, session_id = caller_of(request.scope).tenant, session_id_of(request)
+        after = _number(request, "after", 0, 0, _MAX_TURN)
+        limit = _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        info = await self._kept.get(tenant, session_id)
+        turns = await self._kept.turns(tenant, session_id, after, limit + 1)
+        data = [turn_dict(turn) for turn in turns[:limit]]
+        return json_response({**session_dict(info), "data": data, "has_more": len(turns) > limit})
+
+    async def _delete(self, request: Request) -> Response:
+        caller = caller_of(request.scope)
+        require_writer(caller)
+        session_id = session_id_of(request)
+        await self._kept.delete(caller.tenant, session_id)
+        return json_response({"id": session_id, "object": "session", "deleted": True})
+
+    async def search(self, request: Request) -> Response:
+        """POST: the best turns of the named sessions; without names, of all of them and of all documents."""
+        body = parse_json_object(await read_body(request.scope, request.receive, _MAX_BODY_BYTES))
+        try:
+            wire = WireSearch.model_validate(body)
+        except ValidationError as error:
+            raise wrong_field(error) from None
+        tenant = caller_of(request.scope).tenant
+        found = await self._kept.search(tenant, wire.sessions, wire.query, wire.limit)
+        return json_response({"object": "list", "data": [hit_dict(hit) for hit in found]})
+
+
+def session_id_of(request: Request) -> str:
+    """The id in the path. Raises `NotFound` for one that no session can have."""
+    session_id: str = request.path_params["session_id"]
+    if not is_session_id(session_id):
+        raise NotFound("There is no such session.", hint="GET /v1/sessions lists yours.", param="session")
+    return session_id
+
+
+def session_dict(info: SessionInfo) -> dict[str, Any]:
+    return {
+        "id": info.session_id,
+        "object": "session",
+        "turns": info.turns,
+        "created_at": info.first_at,
+        "last_at": info.last_at,
+    }
+
+
+def turn_dict(turn: SessionTurn) -> dict[str, Any]:
+    return {
+        "object": "session.turn",
+        "session": turn.session_id,
+        "turn": turn.turn,
+        "speaker": turn.speaker,
+        "at": turn.at,
+        "text": turn.text,
+    }
+
+
+def hit_dict(hit: SessionTurn | Passage) -> dict[str, Any]:
+    """A found turn, or a found passage of a file."""
+    if isinstance(hit, SessionTurn):
+        return {**turn_dict(hit), "score": hit.score}
+    return {
+        "object": "file.passage",
+        "file_id": hit.file_id,
+        "page": hit.page,
+        "start": hit.start,
+        "end": hit.end,
+        "text": hit.text,
+        "score": hit.score,
+    }
+
+
+def _number(request: Request, name: str, usual: int, least: int, most: int) -> int:
+    """A number of the query string. Raises `InvalidRequest`."""
+    value = request.query_params.get(name)
+    if value is None:
+        return usual
+    if not (value.isascii() and value.isdigit() and len(value) <= 9 and least <= int(value) <= most):
+        raise InvalidRequest(f"Wrong value for {name}.", hint=f"Use {least:,} to {most:,}.", param=name)
+    return int(value)

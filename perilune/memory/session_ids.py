@@ -1,0 +1,11 @@
+"""What a session may be called. Callers choose the ids; a file's id can't be one, because both name sources."""
+
+from __future__ import annotations
+
+MAX_SESSION_ID_CHARS = 64
+SESSION_ID_FORM = f"has 1 to {MAX_SESSION_ID_CHARS} printable characters and does not begin with `file-`"
+
+
+def is_session_id(text: str) -> bool:
+    """Whether `text` may name a session."""
+    return 0 < len(text) <= MAX_SESSION_ID_CHARS and text.isprintable() and not text.startswith("file-")

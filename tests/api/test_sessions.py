@@ -1,0 +1,138 @@
+"""/v1/sessions and /v1/memory/search over the real memory: shapes, limits, and tenants that never meet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perilune.memory.indexer import Indexer
+from perilune.memory.memory import Memory
+from perilune.memory.sessions import Sessions
+from perilune.memory.store import Store
+from perilune.memory.vectors.lance import LanceIndex
+from perilune.service.ports import Caller
+from perilune.service.sessions import SessionService
+from perilune.telemetry import Telemetry
+from tests.api.conftest import Serve
+from tests.api.fakes import MODEL, FakeService
+
+KEYS = {"a": Caller("acme", "user"), "b": Caller("bolt", "admin"), "r": Caller("acme", "read-only")}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello."}]}
+NAME = "trip / 旅行?"
+PATH = "/v1/sessions/trip%20%2F%20%E6%97%85%E8%A1%8C%3F"
+
+
+def as_(key: str) -> dict[str, dict[str, str]]:
+    return {"headers": {"Authorization": f"Bearer {key}"}}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeService]:
+    store = Store(tmp_path)
+    index = LanceIndex(tmp_path / "index", "none", 1)
+    memory = Memory(store, index, None, indexer=Indexer(store, index, None))
+    memory.start()
+    kept = Sessions(store, memory)
+    kept.add("acme", NAME, [("user", "My locker has the number 4471.", 100.0), ("assistant", "Noted.", 101.5)])
+    kept.add("acme", "older", [("user", "Rain again.", 50.0)])
+    dropped: list[str] = []
+
+    async def forget_kv(owner: str) -> None:
+        dropped.append(owner)
+
+    yield FakeService(keys=dict(KEYS), conversations=SessionService(kept, forget_kv, Telemetry()))
+    assert len(dropped) <= 1
+    memory.close()
+    store.close()
+
+
+async def test_list_read_search_delete(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        listed = await (await server.http.get("/v1/sessions", **as_("a"))).json()
+        newest = {"id": NAME, "object": "session", "turns": 2, "created_at": 100.0, "last_at": 101.5}
+        assert [each["id"] for each in listed["data"]] == [NAME, "older"]
+        assert listed["data"][0] == newest
+        assert (await (await server.http.get("/v1/sessions?limit=1", **as_("a"))).json())["has_more"]
+        shown = await (await server.http.get(f"{PATH}?after=1", **as_("a"))).json()
+        assert [(turn["turn"], turn["speaker"], turn["text"]) for turn in shown["data"]] == [
+            (2, "assistant", "Noted.")
+        ]
+        body = {"query": "Which number has my locker?", "sessions": [NAME]}
+        found = await (await server.http.post("/v1/memory/search", json=body, **as_("a"))).json()
+        assert (found["data"][0]["session"], found["data"][0]["turn"]) == (NAME, 1)
+        everywhere = await (await server.http.post("/v1/memory/search", json={"query": "rain"}, **as_("r"))).json()
+        assert everywhere["data"][0]["session"] == "older"
+        assert (await server.http.delete(PATH, **as_("r"))).status == 403
+        assert (await (await server.http.delete(PATH, **as_("a"))).json())["deleted"]
+        assert (await server.http.get(PATH, **as_("a"))).status == 404
+
+
+async def test_another_tenant_sees_nothing(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        assert (await (await server.http.get("/v1/sessions", **as_("b"))).json())["data"] == []
+        assert (await server.http.get(PATH, **as_("b"))).status == 404
+        assert (await server.http.delete(PATH, **as_("b"))).status == 404
+        named = {"query": "locker", "sessions": [NAME]}
+        assert (await server.http.post("/v1/memory/search", json=named, **as_("b"))).status == 404
+        found = await (await server.http.post("/v1/memory/search", json={"query": "locker"}, **as_("b"))).json()
+        assert found["data"] == []
+        assert (await server.http.get(PATH)).status == 401
+        assert (await server.http.get(PATH, **as_("a"))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("more", "session", "recall"),
+    [
+        ({}, None, ()),
+        ({"session": "s"}, "s", ("s",)),
+        ({"session": "s", "session_scope": "session"}, "s", ("s",)),
+        ({"session": "s", "session_scope": "none"}, "s", ()),
+        ({"session": "s", "session_scope": ["t", "s", "t"]}, "s", ("t", "s")),
+        ({"session_scope": ["t"]}, None, ("t",)),
+    ],
+)
+async def test_fields_of_a_chat_request(
+    serve: Serve, more: dict[str, object], session: str | None, recall: tuple[str, ...]
+) -> None:
+    async with serve() as server:
+        assert (await server.http.post("/v1/chat/completions", json={**CHAT, **more})).status == 200
+        assert (server.service.requests[-1].session_id, server.service.requests[-1].recall) == (session, recall)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"session": ""}, "session"),
+        ({"session": "x" * 65}, "session"),
+        ({"session": "a\nb"}, "session"),
+        ({"session": "file-abc"}, "session"),
+        ({"session": 7}, "session"),
+        ({"session_scope": "all"}, "session_scope"),
+        ({"session_scope": "session"}, "session_scope"),
+        ({"session_scope": ["file-abc"]}, "session_scope"),
+    ],
+)
+async def test_bad_fields_of_a_chat_request(serve: Serve, more: dict[str, object], param: str) -> None:
+    async with serve() as server:
+        reply = await server.http.post("/v1/chat/completions", json={**CHAT, **more})
+        assert reply.status == 400
+        assert (await reply.json())["error"]["param"].startswith(param)
+
+
+async def test_a_read_only_key_does_not_add_to_a_session(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        chat = "/v1/chat/completions"
+        assert (await server.http.post(chat, json={**CHAT, "session": "s"}, **as_("r"))).status == 403
+        assert (await server.http.post(chat, json={**CHAT, "session_scope": ["older"]}, **as_("r"))).status == 200
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"query": ""}, {"query": "x", "limit": 0}, {"query": "x", "sessions": []}, {"query": "x" * 9000}]
+)
+async def test_bad_searches(serve: Serve, service: FakeService, body: dict[str, object]) -> None:
+    async with serve(service) as server:
+        assert (await server.http.post("/v1/memory/search", json=body, **as_("a"))).status == 400
+        for query in ("limit=0", "limit=x", "limit=1001"):
+            assert (await server.http.get(f"/v1/sessions?{query}", **as_("a"))).status == 400

@@ -1,0 +1,26 @@
+"""`perilune memory` and `perilune sessions` without a server; with one they run in tests/e2e/test_sessions.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Command
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sessions", "ls"),
+        ("sessions", "show", "trip", "--json"),
+        ("memory", "search", "locker"),
+        ("memory", "forget", "--session", "trip"),
+    ],
+)
+def test_without_a_server(call: Command, words: tuple[str, ...]) -> None:
+    done = call(*words)
+    assert (done.code, done.out) == (3, "")
+    assert "perilune serve" in done.err
+
+
+def test_forget_needs_to_be_told_what(call: Command) -> None:
+    assert call("memory", "forget").code == 2
