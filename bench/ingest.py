@@ -167,7 +167,7 @@ def _redone(changed: bytes, store: Store, manual: FileRecord) -> int:
         job = Job(
             file.name, MANUAL.name, 1, 0, limits.max_pages, limits.max_text, limits.parser_memory, 600, 0, known
         )
-        return sum(len(frame.pages) for frame in sandbox.run(job) if isinstance(frame, Batch))
+        return sum(len(frame.pages) for frame in sandbox.Parsers().run(job) if isinstance(frame, Batch))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class Library:
         counted_by: str = "",
         memory: Memory | None = None,
         clock: Callable[[], float] = time.time,
-        worker: Sequence[str] = sandbox.WORKER,
+        starter: Sequence[str] = sandbox.STARTER,
         stall_s: float = sandbox.STALL_S,
     ) -> None:
         self._store = store
@@ -67,8 +67,7 @@ class Library:
         self._counted_by = counted_by
         self._memory = memory
         self._clock = clock
-        self._worker = worker
-        self._stall_s = stall_s
+        self._parsers = sandbox.Parsers(starter, stall_s)
         self._parsing: set[str] = set()
         self._lock = threading.Lock()
 
@@ -248,9 +247,11 @@ class Library:
     ) -> Generator[FileRecord, None, tuple[FileRecord, Position]]:
         """Store what the parser finds, from `at` on. Raises `EarlierGone`, `UnsupportedDocument`."""
         job = self._job(record, at, earlier)
-        with closing(sandbox.run(job, worker=self._worker, stall_s=self._stall_s, stopped=stopped)) as frames:
+        with closing(self._parsers.run(job, stopped)) as frames:
             for message in frames:
                 if isinstance(message, Opened):
+                    if message.pages_total == record.pages_total:
+                        continue  # most often unknown, as it was
                     record = replace(record, pages_total=message.pages_total)
                     with self._store.write() as connection:
                         _update(connection, record, pages_total=record.pages_total)

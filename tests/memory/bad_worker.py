@@ -1,7 +1,8 @@
-"""A parser process with a parser that misbehaves: `bad_worker.py MODE`. Everything else is the real worker."""
+"""A starter whose parsers misbehave: `bad_worker.py MODE`. Everything else is the real one."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 import sys
@@ -10,7 +11,7 @@ import types
 from collections.abc import Iterator
 
 from perilune.memory.chunk import Span
-from perilune.memory.ingest import formats, worker
+from perilune.memory.ingest import formats, plain, starter
 from perilune.memory.ingest.pagination import PageText, Parsed
 from perilune.memory.ingest.protocol import Batch, Opened, encode
 from perilune.memory.ingest.source import Source
@@ -31,11 +32,13 @@ def connect() -> None:
 def hang() -> None:
     if MODE == "mute":  # its end can't be waited for either
         os.close(1)
+    if MODE == "deaf":  # holds the interpreter, so that its own watch over stdin can't run
+        ctypes.PyDLL(None).sleep(600)
     time.sleep(600)
 
 
 def misbehave() -> None:
-    if MODE in ("hang", "mute"):
+    if MODE in ("hang", "mute", "deaf"):
         hang()
     elif MODE == "spin":
         while True:
@@ -59,14 +62,37 @@ def misbehave() -> None:
             file.write(bytes(64 * 1024**2))
 
 
+def looked_around() -> str:
+    """What a parser finds of the one before it, and what it holds."""
+    remembered, os.environ["MARK"] = os.environ.get("MARK"), "left behind"
+    held = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    return f"remembered {remembered}, held {sorted(held)}, nice {os.nice(0)}\n"
+
+
+def compute(seconds: float) -> None:
+    begun_s = time.process_time()
+    while time.process_time() - begun_s < seconds:
+        pass
+
+
 def pages() -> Iterator[str]:
     for number in range(8):
-        yield f"Page {number} is fine.\n"
+        yield f"Page {number} is fine, says parser {os.getpid()} of {os.getppid()}.\n"
+    if MODE == "look":
+        yield looked_around()
+    if MODE == "compute":
+        compute(0.7)
+    if MODE in ("look", "compute"):
+        return
     connect() if MODE.startswith("connect-") else misbehave()
     yield "end\n"
 
 
 def parse(source: Source) -> Parsed:
+    if source.read().startswith(b"good"):
+        return plain.parse(source)
+    if MODE == "silent":
+        hang()
     return Parsed(9, map(PageText, list(pages()) if MODE == "early" else pages()))
 
 
@@ -74,6 +100,4 @@ module = types.ModuleType("bad_parser")
 module.parse = parse  # type: ignore[attr-defined]
 sys.modules["bad_parser"] = module
 formats.PARSERS["text"] = "bad_parser"
-status = worker.main()
-sys.stdout.flush()
-os._exit(status)
+starter.main()

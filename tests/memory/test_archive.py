@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import zipfile
 
 from perilune.memory.ingest.archive import safe_name
@@ -72,6 +73,23 @@ def test_bombs_are_refused(library: Library) -> None:
     assert "zip bomb" in text
     many = zipped({f"{i}.txt": "x" for i in range(MAX_MEMBERS + 1)})
     assert "more than 5,000 files" in error_of(library, many, "many.zip")
+
+
+def test_a_ratio_alone_is_refused(library: Library) -> None:
+    """Below every bound in bytes: what the archive, or a file in it, unpacks to is too big for its size."""
+
+    def program(megabytes: int) -> bytes:  # is told apart by its first bytes, so that nothing reads the rest
+        return b"\x7fELF" + bytes(megabytes * 1024**2)
+
+    noise = program(0) + random.Random(1).randbytes(200_000)  # 250 times that is 48 MB
+    together: dict[str, bytes | str] = {"a.txt": "words", "1": program(20), "2": program(20)}
+    text = text_of(library, zipped(together), "together.zip")
+    assert "- 1: This is a program" in text
+    assert "- 2: The ZIP file unpacks to 32 MB or more" in text
+    assert "bomb" not in text_of(library, zipped(together | {"3": noise}), "larger.zip")
+    alone = zipped({"a.txt": "words", "1": program(34), "2": noise})
+    assert "- 1: The ZIP file unpacks to 34 MB or more" in text_of(library, alone, "alone.zip")
+    assert "bomb" not in text_of(library, zipped({"a.txt": "words", "1": program(30)}), "free.zip")
 
 
 def test_encrypted_files_are_told(library: Library) -> None:

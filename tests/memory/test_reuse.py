@@ -73,7 +73,7 @@ def test_a_changed_document_reads_as_if_done_anew(changed: list[str], library: L
 
 
 def frames_of(path: Path, known: dict[str, int]) -> list[object]:
-    return list(sandbox.run(Job(str(path), path.name, 1, 0, 10**5, 10**8, 2**31, 100, 5, known)))
+    return list(sandbox.Parsers().run(Job(str(path), path.name, 1, 0, 10**5, 10**8, 2**31, 100, 5, known)))
 
 
 def digests(store: Store, record: FileRecord) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""What the service and a parser process say to each other: one job in, frames out. Stdlib only, no pickling.
+"""What the service, a starter and a parser process say to each other. Stdlib only, no pickling.
+
+A parser gets one job and answers with frames.
 
 A frame on the wire is two big-endian u32 lengths, a JSON object and a blob. The parent trusts nothing a parser
 writes: lengths are bounded before they are read, and the JSON is validated into these types.
@@ -23,6 +25,12 @@ from perilune.memory.chunk import Span
 from perilune.memory.ingest.pagination import PageText
 
 LENGTHS = struct.Struct(">II")
+START, STOP = b"s", b"k"
+"""Orders to a starter: run a parser with the stdin, stdout and stderr that come along; kill it."""
+
+STATUS = struct.Struct(">i")
+"""A starter's answer to each START, when its parser has ended: the exit status as `subprocess` counts it."""
+
 MAX_JSON_BYTES = 64 * 1024**2
 MAX_BLOB_BYTES = 64 * 1024**2
 _MAX_MESSAGE_CHARS = 1_000

@@ -1,7 +1,8 @@
 """Starts a parser process, reads its frames, and turns every way it can fail into a sentence for people.
 
-Knows processes, not documents. The process is exec'd, never forked from this one's state (`subprocess` without
-`preexec_fn`); it gets a bare environment, no inherited descriptors, and is killed when the caller stops reading.
+Knows processes, not documents. Nothing is forked from this process's state: a starter is exec'd (`subprocess`
+without `preexec_fn`) with a bare environment and no inherited descriptors, and forks one parser a document, which
+has only that document's pipes and is killed when the caller stops reading.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
 from typing import IO
 
 from perilune.errors import UnsupportedDocument
 from perilune.memory.ingest.protocol import (
     LENGTHS,
+    START,
+    STATUS,
+    STOP,
     Done,
     Failed,
     Frame,
@@ -31,7 +36,7 @@ from perilune.memory.ingest.protocol import (
     lengths,
 )
 
-WORKER = (sys.executable, "-P", "-m", "perilune.memory.ingest.worker")
+STARTER = (sys.executable, "-P", "-m", "perilune.memory.ingest.starter")
 POLL_S = 0.1
 """How often a silent parser's caller is asked whether the work is still wanted."""
 
@@ -42,6 +47,7 @@ scanned page takes ten seconds of one."""
 LAST_WORD_S = 10.0
 """How long a parser that closed its output may take to end; an exit at nice 19 that frees gigabytes is slow."""
 
+_STARTER_END_S = 2.0
 _READ_BYTES = 1024**2
 _LOG_BYTES = 4_000
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
@@ -56,63 +62,164 @@ class ParseStopped(Exception):
     """The caller no longer wants the document; nobody is told."""
 
 
-def run(
-    job: Job,
-    *,
-    worker: Sequence[str] = WORKER,
-    stall_s: float = STALL_S,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Generator[Frame, None, None]:
-    """The parser's frames, ended by `Done`. Closing the iterator kills the parser.
+class Parsers:
+    """Parser processes, one a document. Thread-safe; as many run at once as iterators are open.
 
-    Raises `UnsupportedDocument`, and `ParseStopped` soon after `stopped` turns true, however silent the parser is.
+    Starters are kept for the next document: what one costs (an interpreter and its imports) is ten times what a
+    small document does. They end when idle, with this object, and with this process.
     """
-    with tempfile.TemporaryFile() as errors, _process(worker, errors) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(job.encode())
-            process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died already; its exit status below says why
-        for message in _frames(_Reader(process.stdout.fileno(), stall_s, stopped)):
-            if isinstance(message, Failed):
-                raise UnsupportedDocument(message.message, hint=message.hint)
-            yield message
-            if isinstance(message, Done):
-                return
-        raise _death(_status(process, stopped), job, errors)
+
+    def __init__(self, command: Sequence[str] = STARTER, stall_s: float = STALL_S) -> None:
+        self._command = command
+        self._stall_s = stall_s
+        self._idle: list[_Starter] = []
+
+    def run(self, job: Job, stopped: Callable[[], bool] = lambda: False) -> Generator[Frame, None, None]:
+        """The parser's frames, ended by `Done`. Closing the iterator kills the parser.
+
+        Raises `UnsupportedDocument`, and `ParseStopped` soon after `stopped` turns true, however silent the parser
+        is.
+        """
+        with tempfile.TemporaryFile() as errors:
+            fresh = False
+            while not fresh:
+                try:
+                    starter = self._idle.pop()  # atomic
+                except IndexError:
+                    fresh, starter = True, _Starter(self._command, errors)
+                try:
+                    yield from self._parse(starter, job, errors, stopped)
+                    return
+                except _StarterGone:
+                    continue  # it ended before it had the document, or was killed before the first frame
+            raise _death(starter.end(), job, errors)
+
+    def _parse(
+        self, starter: _Starter, job: Job, errors: IO[bytes], stopped: Callable[[], bool]
+    ) -> Generator[Frame, None, None]:
+        """Raises `_StarterGone` where nothing came of it."""
+        begun = False
+        with _Parser(starter, errors, self._idle.append) as parser:
+            parser.send(job)
+            for message in _frames(_Reader(parser.output, self._stall_s, stopped)):
+                if isinstance(message, Failed):
+                    raise UnsupportedDocument(message.message, hint=message.hint)
+                yield message
+                if isinstance(message, Done):
+                    return
+                begun = True
+            status = parser.status(stopped)
+        if status is None and not begun:
+            raise _StarterGone
+        raise _death(-signal.SIGKILL if status is None else status, job, errors)
 
 
-@contextmanager
-def _process(worker: Sequence[str], errors: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    environment |= _ONE_THREAD | {"PYTHONUTF8": "1"}
-    process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
-        worker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
-    )
+class _StarterGone(Exception):
+    """There is no starter any more, and its parser said nothing."""
+
+
+class _Starter:
+    """A starter process and the socket to it. Ends with this object, where `end` doesn't do it before."""
+
+    def __init__(self, command: Sequence[str], errors: IO[bytes]) -> None:
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        environment |= _ONE_THREAD | {"PYTHONUTF8": "1"}
+        self.control, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=errors, env=environment
+            )
+        self._end = weakref.finalize(self, _end, self._process, self.control)
+
+    def end(self) -> int:
+        """End it and its parser. Returns its status, which is its own where it had ended already. Idempotent."""
+        self._end()
+        return self._process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()  # it kills its parser and ends
     try:
-        yield process
-    finally:
+        process.wait(_STARTER_END_S)
+    except subprocess.TimeoutExpired:
         process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
         process.wait()
 
 
-def _status(process: subprocess.Popen[bytes], stopped: Callable[[], bool]) -> int:
-    """The exit status of a parser that has closed its output. Raises when it lives on: `run` then kills it."""
-    end_s = time.monotonic() + LAST_WORD_S
-    while time.monotonic() < end_s:
-        if stopped():
-            raise ParseStopped
+class _Parser:
+    """One parser process, which ends with the context. `output` is the descriptor of its frames.
+
+    `keep` is called at the end with a starter that can serve another document.
+    """
+
+    def __init__(self, starter: _Starter, errors: IO[bytes], keep: Callable[[_Starter], None]) -> None:
+        self._starter = starter
+        self._control = starter.control
+        self._keep = keep
+        self._ended = False
+        theirs_in, self._input = os.pipe()
+        self.output, theirs_out = os.pipe()
         try:
-            return process.wait(POLL_S)
-        except subprocess.TimeoutExpired:
-            continue
-    log.warning("a parser closed its output and did not end within %g s", LAST_WORD_S)
-    raise _broken("The parser stopped in the middle of this file; it is probably damaged.")
+            socket.send_fds(self._control, [START], [theirs_in, theirs_out, errors.fileno()])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # nobody has the other ends then: the output is at its end, and there is no status
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+
+    def __enter__(self) -> _Parser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._input)
+        os.close(self.output)
+        if not self._ended and self._control.fileno() >= 0:  # closed where this process is at its end
+            self._stop()
+        if self._control.fileno() >= 0:
+            self._keep(self._starter)
+
+    def send(self, job: Job) -> None:
+        left = memoryview(job.encode())
+        try:
+            while left:
+                left = left[os.write(self._input, left) :]
+        except BrokenPipeError:
+            pass  # it died already; its exit status says why
+
+    def status(self, stopped: Callable[[], bool]) -> int | None:
+        """The exit status of a parser that has closed its output; None where its starter is gone.
+
+        Raises `UnsupportedDocument` where it lives on, `ParseStopped`.
+        """
+        if not _readable(self._control.fileno(), LAST_WORD_S, stopped):
+            log.warning("a parser closed its output and did not end within %g s", LAST_WORD_S)
+            raise _broken("The parser stopped in the middle of this file; it is probably damaged.")
+        return self._read_status()
+
+    def _stop(self) -> None:
+        """Kill it, and wait until it is gone."""
+        try:
+            self._control.sendall(STOP)
+        except (BrokenPipeError, ConnectionResetError):
+            self._starter.end()
+            return
+        if _readable(self._control.fileno(), LAST_WORD_S, lambda: False):
+            self._read_status()
+        else:
+            log.warning("a parser did not end within %g s of being killed", LAST_WORD_S)
+            self._starter.end()
+
+    def _read_status(self) -> int | None:
+        self._ended = True
+        try:
+            told = self._control.recv(STATUS.size, socket.MSG_WAITALL)
+        except ConnectionResetError:
+            told = b""
+        if len(told) < STATUS.size:
+            self._starter.end()
+            return None
+        (status,) = STATUS.unpack(told)
+        return int(status)
 
 
 def _frames(reader: _Reader) -> Iterator[Frame]:
@@ -137,8 +244,6 @@ class _Reader:
         self._descriptor = descriptor
         self._stall_s = stall_s
         self._stopped = stopped
-        self._poll = select.poll()
-        self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
 
     def take(self, size: int) -> bytes | None:
         """`size` bytes, or None where the stream ends before them."""
@@ -155,16 +260,23 @@ class _Reader:
 
     def _wait(self, deadline_s: float) -> None:
         """Until there is something to read."""
-        while True:
-            if self._stopped():
-                raise ParseStopped
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise _broken(
-                    f"The parser made no progress for {self._stall_s:,.0f} s on this file and was stopped."
-                )
-            if self._poll.poll(min(left_s, POLL_S) * 1000):
-                return
+        if not _readable(self._descriptor, deadline_s - time.monotonic(), self._stopped):
+            raise _broken(f"The parser made no progress for {self._stall_s:,.0f} s on this file and was stopped.")
+
+
+def _readable(descriptor: int, within_s: float, stopped: Callable[[], bool]) -> bool:
+    """Whether there is something to read, or the end of it, within so long. Raises `ParseStopped`."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN | select.POLLHUP)
+    deadline_s = time.monotonic() + within_s
+    while True:
+        if stopped():
+            raise ParseStopped
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        if poll.poll(min(left_s, POLL_S) * 1000):
+            return True
 
 
 def _death(status: int, job: Job, errors: IO[bytes]) -> UnsupportedDocument:

@@ -1,14 +1,13 @@
-"""The parser process: reads one job from stdin, writes frames to stdout, exits. Started by `sandbox`.
+"""A parser: reads one job from stdin, writes frames to stdout, ends. Forked by `starter`, in a process of its own.
 
 Runs at nice 19 with one thread, under limits on memory, CPU, files and file size; touches the document it was given
-and nothing else: no database, and no network where the system lets it give that up. It also cuts passages and
-builds their postings, so that the service's process only has to store them. Ends by itself when its parent dies
-(end of file on stdin).
+and nothing else: no database, and no network where the system let the starter give that up. It also cuts passages
+and builds their postings, so that the service's process only has to store them. Ends by itself when who reads it
+dies (end of file on stdin).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import sys
@@ -39,7 +38,6 @@ from perilune.memory.ingest.protocol import (
 )
 from perilune.memory.ingest.source import OCR_PAGE_CPU_S, Source
 
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
 _NICE = 19
 _MAX_FILES = 64
 _MAX_FILE_BYTES = 1024**2  # what the process may write: its error log
@@ -66,18 +64,6 @@ def apply_limits(job: Job) -> None:
         (resource.RLIMIT_CORE, 0, 0),
     ):
         resource.setrlimit(which, (soft, hard))
-
-
-def leave_network() -> bool:
-    """Move this process into an empty network namespace of its own. Returns whether that was possible.
-
-    Linux only. Root may do it at once, others inside a user namespace of their own, unless the system forbids it.
-    Must run before the first thread is started.
-    """
-    if sys.platform != "linux":
-        return False
-    libc = ctypes.CDLL(None)
-    return any(libc.unshare(flags) == 0 for flags in (_CLONE_NEWNET, _CLONE_NEWNET | _CLONE_NEWUSER))
 
 
 def exit_with_parent(stdin: BinaryIO) -> None:
@@ -198,9 +184,9 @@ def where_it_failed(error: BaseException) -> str:
 
 
 def main() -> int:
+    """Serve the job; the status to end with."""
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     job = read_job(stdin)
-    leave_network()
     apply_limits(job)
     threading.Thread(target=exit_with_parent, args=(stdin,), daemon=True).start()
     try:
@@ -221,9 +207,3 @@ def main() -> int:
     stdout.write(encode(last))
     stdout.flush()
     return 0
-
-
-if __name__ == "__main__":
-    status = main()
-    sys.stdout.flush()
-    os._exit(status)  # the watching thread sits in a read that an ordinary exit would wait for
