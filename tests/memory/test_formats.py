@@ -350,11 +350,12 @@ def test_line_ends_become_line_feeds(library: Library) -> None:
     assert text_of(library, b"one\r\ntwo\rthree\n", "a.txt") == "one\ntwo\nthree\n"
 
 
-def test_one_line_of_50_megabytes(library: Library) -> None:
-    data = b"moon tide " + b"0123456789abcdef" * (50 * 1024**2 // 16)
+@pytest.mark.parametrize("megabytes", [4, pytest.param(50, marks=pytest.mark.soak)])
+def test_one_line_of_many_megabytes(library: Library, megabytes: int) -> None:
+    data = b"moon tide " + b"0123456789abcdef" * (megabytes * 1024**2 // 16)
     record = ingest(library, data, "line.txt")
     assert record.error is None
-    assert record.pages_parsed > 50 * 1024**2 // PAGE_CHARS
+    assert record.pages_parsed > megabytes * 1024**2 // PAGE_CHARS
     assert library.search("local", [record.file_id], "tide", 1)[0].page == 1
 
 
