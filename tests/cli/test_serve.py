@@ -25,7 +25,7 @@ async def test_a_start_that_fails_closes_what_was_opened(monkeypatch: pytest.Mon
         closed.append(True)
 
     app = types.SimpleNamespace(start=start, close=close, kernels="native, AVX-512")
-    monkeypatch.setattr(build, "build", lambda settings: app)
+    monkeypatch.setattr(build, "build", lambda settings, *, indexed=False: app)
     monkeypatch.setattr(ops_logging, "configure", lambda: None)
     with pytest.raises(Overloaded):
         await serve._serve(Settings())
@@ -51,7 +51,7 @@ async def test_slow_kernels_are_said_once_before_anything_runs(
         pass
 
     app = types.SimpleNamespace(start=begin, close=close, kernels=kernels)
-    monkeypatch.setattr(build, "build", lambda settings: app)
+    monkeypatch.setattr(build, "build", lambda settings, *, indexed=False: app)
     monkeypatch.setattr(ops_logging, "configure", lambda: None)
     with pytest.raises(Overloaded):
         await start(Settings())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -13,7 +15,6 @@ from perilune.engine.loop import EngineLoop
 from perilune.engine.policy import EngineLimits
 from perilune.errors import UnsupportedModel
 from perilune.kernels import select as kernel_choice
-from perilune.kernels.openmp import mapped_runtimes
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.llamacpp import LlamaCppRuntime
@@ -131,10 +132,16 @@ def _branch(path: Path, prompt: list[int], *, disturbed: bool) -> Draw:
 
 
 def test_one_openmp_runtime_beside_torch(tiny: Path) -> None:
-    """Two would fight for the cores: build llama-cpp-python with GGML_OPENMP=OFF."""
-    runtime = runtime_of(tiny)
-    assert len(mapped_runtimes()) <= 1, mapped_runtimes()
-    runtime.close()
+    """Two would fight for the cores: build llama-cpp-python with GGML_OPENMP=OFF. Asked of a process of its own:
+    other tests load embedders into this one."""
+    program = (
+        "from pathlib import Path; from perilune.kernels.openmp import mapped_runtimes; "
+        "from tests.runtime.test_llamacpp import runtime_of; "
+        f"runtime = runtime_of(Path({str(tiny)!r})); print(*mapped_runtimes(), sep='\\n'); runtime.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    runtimes = done.stdout.split()
+    assert len(runtimes) == 1, runtimes
 
 
 def test_a_file_that_llama_cpp_cannot_load(tmp_path: Path, tiny: Path) -> None:

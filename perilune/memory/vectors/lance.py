@@ -86,12 +86,13 @@ class LanceIndex:
     # -------------------------------------------------------------------------------------------- searching
 
     def words(self, terms: Terms, limit: int, scope: Scope) -> list[int]:
-        from lancedb.query import MatchQuery
-
         if not terms.weights:
             return []
-        query = MatchQuery(" ".join(map(_word, terms.weights)), "tokens")
         with self._table(TEXTS) as table:
+            # Not before the table: two threads that import lancedb's modules in another order get half of them.
+            from lancedb.query import MatchQuery
+
+            query = MatchQuery(" ".join(map(_word, terms.weights)), "tokens")
             found = table.search(query, query_type="fts").select(["id", "_score"])
             rows = found.where(filter_text(scope), prefilter=True).limit(limit).to_arrow()
         return [int(each) for each in rows["id"].to_pylist()]
