@@ -248,9 +248,8 @@ def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
     else:
         rest, of_mean = _rounded_rest(rotated, far.sign_codes, far.spread), _rounded(rotated)
     powers = (rest * math.log2(math.e)).clamp(-_MAX_SKETCH, _MAX_SKETCH)
-    chords = (
-        (powers * 2**23 + 127 * 2**23).to(torch.int32).view(torch.float32)
-    )  # bits of 2^floor(x) * (1 + the rest)
+    # Read as a float, these bits are 2^floor(x) * (1 + what is left of x).
+    chords = (powers * 2**23 + 127 * 2**23).to(torch.int32).view(torch.float32)
     return _product(of_mean, far.mean_k.transpose(1, 2)) + chords.sum(-1).log()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from perilune.kernels.reference import ReferenceKernels, gather_kv
 from perilune.kernels.tier_attention import Far, Near, Scores
 from perilune.kernels.tier_reference import Records, arrange, close, read_records, rotate, write_records
 from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS, AttentionPolicy, SegmentLayout
+from perilune.runtime.kv.spec import TIER_FORMAT_VERSION
 from tests.kernels.cases import head_shape
 
 RELAXED = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -189,6 +191,20 @@ def test_records_come_back_from_their_bytes(dim: int, tokens: int) -> None:
     for unit in (35, 42):
         at = layout.summary_offsets["spread"] + ((unit // 16 * 4 + token // 4) * 2 + token % 2) * 16 + unit % 16
         assert int(summary[at]) >> token % 4 // 2 * 4 & 15 == records.spread[1, unit, token]
+
+
+def test_the_bytes_of_a_record_change_only_with_the_format_version() -> None:
+    """What an older version kept on disk is found by name: other bytes under the same name would be wrong answers.
+
+    Where this fails for a good reason, raise `TIER_FORMAT_VERSION` and renew the digest.
+    """
+    pool, payloads = segment_pool(SegmentLayout(1, 1, 64), 1)
+    token, channel = torch.arange(SEGMENT_TOKENS)[:, None], torch.arange(64)
+    k = ((token * 37 + channel * channel * 11 + token % 7 * channel) % 97 - 48) / 16
+    v = ((token * 53 + channel * 29) % 89 - 44) / 32
+    write_records(close(k[None].bfloat16(), v[None].bfloat16()), pool, 0, 0)
+    digest = hashlib.sha256(pool.summaries.numpy().tobytes() + payloads[0].numpy().tobytes()).hexdigest()[:16]
+    assert (TIER_FORMAT_VERSION, digest) == (2, "91361c721b66030b")
 
 
 def test_an_empty_slot_is_refused() -> None:

@@ -32,8 +32,8 @@ BlockHash = bytes
 
 KVDtype = Literal["bf16", "fp32", "f16"]  # f16: llama.cpp's cache, whose bytes are its own
 
-TIER_FORMAT_VERSION = 1
-"""Raise when the bytes of a closed segment change meaning."""
+TIER_FORMAT_VERSION = 2
+"""Raise when the bytes of a closed segment change meaning; old segments then never match."""
 
 
 @dataclass(frozen=True, slots=True)
