@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
 
 
-class ServerProcess:
+class ServerProcess(ABC):
     """A server of OpenAI's chat dialect; what it writes goes to `server.log` in `home`."""
 
     def __init__(self, home: Path) -> None:
@@ -56,11 +57,13 @@ class ServerProcess:
         assert self._process
         return self._process.pid
 
+    @abstractmethod
     def command(self) -> list[str]:
-        raise NotImplementedError
+        """What starts it, on `port`."""
 
+    @abstractmethod
     def environment(self) -> dict[str, str]:
-        raise NotImplementedError
+        """Its whole environment."""
 
     def start(self) -> float:
         """Start and wait until it is ready; returns the seconds that took. Raises `ServerError`."""
