@@ -14,13 +14,14 @@ stopped, and one that was complete is repeated from there; delete the file to me
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from bench.corpus import text
-from bench.driver import Machine, say
+from bench.driver import say
+from bench.machine import CpuClock, describe
 from bench.peers import home, model_gguf
-from bench.report import Bar, Options, Result, finish, parse_options, summarise
-from bench.speed import THREADS
+from bench.report import Bar, Options, Result, finish, parse_options
 from perilune.runtime.evaluate.kv_eval import ByPosition, KvPlan, KvReport, TaskFlips, evaluate_kv
 from perilune.runtime.evaluate.kv_tiers import Scale
 
@@ -36,7 +37,7 @@ BARS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options("Accuracy of tiered KV and hybrid attention against full KV.", argv, rounds=10)
-    machine = Machine(THREADS)
+    clock = CpuClock.now([os.getpid()])
     journal = None if options.quick else home() / "kv_fidelity.jsonl"
     report = evaluate_kv(model_gguf(), text(), plan_of(options), say, journal)
     result = Result("kv_fidelity", dict.fromkeys(BARS), {}, [], quick=options.quick)
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _enter_flips(result, report)
     _note_tasks(result, report)
     result.runs = [_run(found) for found in report.tasks]
-    result.machine = summarise(machine.calibration, 0.0)
+    share = CpuClock.now([os.getpid()]).foreign_share(clock)
+    result.machine = describe() | {"foreign_share": round(share, 3)}
     finish(result, BARS, options)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from bench.driver import Machine, say
 from bench.embedding_cache import CachedEmbedder
+from bench.machine import CpuClock
 from bench.report import Bar, Options, Result, finish, parse_options, summarise
 from bench.sets import Corpus, cmrc, lifebench, locomo
 from bench.speed import THREADS
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"name the folder of the sets with --data or {DATA_VARIABLE}")
     machine = Machine(THREADS)
     machine.calibrate()
+    before = CpuClock.now([os.getpid()])
     result = Result("retrieval", dict.fromkeys(BARS), {}, [], quick=options.quick)
     process = ProcessEmbedder(query_s=60.0)
     embedder = CachedEmbedder(process)
@@ -79,9 +81,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 _enter(result, key, values)
     finally:
         process.close()
+    foreign = CpuClock.now([os.getpid()]).foreign_share(before)
     machine.calibrate()
     machine.close()
-    result.machine = summarise(machine.calibration, 0.0)
+    result.machine = summarise(machine.calibration, foreign)
     finish(result, BARS, options)
 
 

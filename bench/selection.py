@@ -12,6 +12,7 @@ about five minutes, and what else runs doesn't change its figures.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ import torch
 from bench import peers
 from bench.corpus import text
 from bench.driver import say
-from bench.machine import describe
+from bench.machine import CpuClock, describe
 from bench.report import Result, finish, parse_options
 from bench.synthetic_kv import MEASURED_POLICY, SELECTION_FILE, units_read
 from perilune.kernels.interface import (
@@ -150,6 +151,7 @@ def measure(subject: Subject) -> dict[str, object]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options("Units that the default policy selects on real text.", argv)
+    clock = CpuClock.now([os.getpid()])
     subjects = [Subject("SmolLM2-135M-Instruct Q4_1", peers.model_gguf(), (7936,), 1 if options.quick else 3)]
     if not options.quick:
         gemma = pull("gemma3-270m", peers.home()).path
@@ -158,7 +160,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for subject in subjects:
         models.append(measure(subject))
         say(json.dumps(models[-1]))
-    result = Result("selection", {}, describe() | {"foreign_share": 0.0}, models, quick=options.quick)
+    share = CpuClock.now([os.getpid()]).foreign_share(clock)
+    machine = describe() | {"foreign_share": round(share, 3)}
+    result = Result("selection", {}, machine, models, quick=options.quick)
     for subject, model in zip(subjects, models, strict=True):
         name = subject.model.partition("-")[0].lower()
         for length, units in dict(model["units"]).items():  # type: ignore[call-overload]
