@@ -23,18 +23,7 @@ from tokenizers import Tokenizer
 
 from bench import peers
 from bench.driver import OURS, Machine, Reading, interleave, say
-from bench.report import (
-    Bar,
-    Result,
-    compare,
-    finish,
-    foreign_share,
-    parse_options,
-    ratios,
-    record,
-    runs,
-    summarise,
-)
+from bench.report import Bar, Result, begin, compare, finish, parse_options, ratios
 from bench.server import Answer, LlamaServer, PeriluneServer, ServerError, ServerProcess
 from bench.speed import THREADS, add_recorded, live_engines, tape
 
@@ -51,7 +40,7 @@ _LLAMACPP_ARGUMENTS = (
     *("--threads", str(THREADS), "--threads-batch", str(THREADS), "--batch-size", "2048", "--ubatch-size", "512"),
     *("--flash-attn", "on", "--cont-batching", "--cache-ram", "0"),
 )
-"""Its fastest here; `--cache-ram 0` spares it copies of prompts that never come back."""
+"""Batches as it has them by default; nothing was tuned. `--cache-ram 0` spares it copies that nobody asks for."""
 
 
 class Rounds:
@@ -115,11 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         recorded = add_recorded(readings, options, [_WHAT], "gemm_gflops", machine)
     finally:
         machine.close()
-    calibration = machine.calibration
-    if options.record:
-        record(readings, calibration)
-    machine_now = summarise(calibration, foreign_share(readings))
-    result = Result("concurrency", {}, machine_now, runs(readings), recorded=recorded, quick=options.quick)
+    result = begin("concurrency", readings, machine.calibration, options, recorded=recorded)
     compare(result, "vs_llamacpp_4x2k", ratios(readings, LLAMACPP, _WHAT))
     _enter_seconds(result, readings, first_s)
     finish(result, BARS, options)

@@ -26,20 +26,7 @@ from statistics import median
 
 from bench import peers
 from bench.driver import Machine, Reading, Worker, interleave, say
-from bench.report import (
-    Bar,
-    Options,
-    Result,
-    compare,
-    finish,
-    foreign_share,
-    parse_options,
-    rates,
-    ratios,
-    record,
-    runs,
-    summarise,
-)
+from bench.report import Bar, Options, begin, compare, finish, parse_options, rates, ratios
 from bench.speed import QUICK_BUDGET_S, THREADS, decode_turn, recorded_peer
 from bench.synthetic_kv import Selection
 
@@ -75,13 +62,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         readings = _measure(options, machine, started_s)
     finally:
         machine.close()
-    calibration = machine.calibration
-    if options.record:
-        record(readings, calibration)
     if recorded := options.quick and LLAMACPP in options.engines:
-        readings += recorded_peer(LLAMACPP, readings, "read_gb_s", calibration)
-    machine_now = summarise(calibration, foreign_share(readings))
-    result = Result("long_decode", {}, machine_now, runs(readings), recorded=recorded, quick=options.quick)
+        readings += recorded_peer(LLAMACPP, readings, "read_gb_s", machine.calibration)
+    result = begin("long_decode", readings, machine.calibration, options, recorded=recorded)
     for key in BARS:
         compare(result, key, figure(readings, key))
     for size in SIZES:

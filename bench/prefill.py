@@ -12,19 +12,7 @@ import time
 from collections.abc import Sequence
 
 from bench.driver import OURS, Machine, Reading, Worker, interleave, loaded
-from bench.report import (
-    Bar,
-    Options,
-    Result,
-    compare,
-    finish,
-    foreign_share,
-    parse_options,
-    ratios,
-    record,
-    runs,
-    summarise,
-)
+from bench.report import Bar, Options, begin, compare, finish, parse_options, ratios
 from bench.speed import (
     MAX_CONTEXT_TOKENS,
     QUICK_BUDGET_S,
@@ -57,17 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         recorded = add_recorded(readings, options, ["prefill_2k", "prefill_8k"], "gemm_gflops", machine)
     finally:
         machine.close()
-    calibration = machine.calibration
-    if options.record:
-        record(readings, calibration)
-    result = Result(
-        "prefill",
-        {},
-        summarise(calibration, foreign_share(readings)),
-        runs(readings),
-        recorded=recorded,
-        quick=options.quick,
-    )
+    result = begin("prefill", readings, machine.calibration, options, recorded=recorded)
     for key in BARS:
         _, peer, size = key.split("_")
         compare(result, key, ratios(readings, peer, f"prefill_{size}"))

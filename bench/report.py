@@ -158,6 +158,16 @@ def record(readings: Sequence[Reading], calibration: Calibration) -> None:
         file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def begin(
+    name: str, readings: Sequence[Reading], calibration: Calibration, options: Options, *, recorded: bool
+) -> Result:
+    """A result of these readings, still without figures. With --record the peers' are kept, too."""
+    if options.record:
+        record(readings, calibration)
+    machine = summarise(calibration, foreign_share(readings))
+    return Result(name, {}, machine, runs(readings), recorded=recorded, quick=options.quick)
+
+
 def runs(readings: Sequence[Reading]) -> list[dict[str, object]]:
     return [
         {**asdict(reading), "seconds": round(reading.seconds, 4), "tokens_per_s": round(reading.rate, 2)}
