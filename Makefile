@@ -1,5 +1,5 @@
 # Works in .venv and needs only python3 (with venv), gcc and make. A second run is instant.
-.PHONY: setup llamacpp demo test check format soak bench clean
+.PHONY: setup llamacpp demo test check format soak clean
 
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
