@@ -49,7 +49,7 @@ _MAX_BYTES = 64 * 1024**2
 
 
 def main() -> None:
-    options = parse_options(__doc__ or "", rounds=3)
+    options = parse_options("How fast documents become searchable.", rounds=3)
     clock = CpuClock.now([os.getpid()])
     result = Result("ingest", {}, describe(), [], quick=options.quick)
     rounds = 1 if options.quick else options.rounds

@@ -143,7 +143,7 @@ class _Now:
 
 
 def main() -> None:
-    options = parse_options(__doc__ or "")
+    options = parse_options("Memory that a long context's KV keeps in RAM: bf16 over tiered.")
     layers = QUICK_LAYERS if options.quick else LAYERS
     clock = CpuClock.now([os.getpid()])
     kernels = select.load(torch.get_num_threads())

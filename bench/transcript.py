@@ -114,7 +114,8 @@ def lines_of(question: str, result: dict[str, Any]) -> Iterator[str]:
     yield ""
     for citation in told["citations"][:3]:
         quote = " ".join(citation["quote"].split())
-        yield f"- {citation['filename']}, page {citation['page']}: “{quote[:160]}…”"
+        place = citation["anchor"] or f"page {citation['page']}"
+        yield f"- {citation['filename']}, {place}: “{quote[:160]}…”"
     yield ""
 
 
