@@ -90,7 +90,9 @@ def parse_options(
     parser.add_argument("--quick", action="store_true", help="end within 45 s; peers may be recorded readings")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     parser.add_argument("--rounds", type=int, default=rounds, help="rounds of a full run (default %(default)s)")
-    parser.add_argument("--record", action="store_true", help="keep the peers' readings (bench.selection: its budgets) for later runs")
+    parser.add_argument(
+        "--record", action="store_true", help="keep the peers' readings (or budgets) for later runs"
+    )
     parser.add_argument("--engines", help="only these, comma-separated (default: all)")
     given = parser.parse_args(argv)
     chosen = given.engines.split(",") if given.engines else list(engines)
