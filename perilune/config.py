@@ -161,9 +161,11 @@ class RuntimeSettings(Block):
 
 
 class HealthCheck(Block):
-    interval: float = Field(10.0, gt=0, description="Seconds between health checks of a model instance.")
+    interval: float = Field(
+        10.0, gt=0, description="Seconds between health checks of an instance. (Not active yet.)"
+    )
     timeout: float = Field(
-        5.0, gt=0, description="Seconds after which an instance that does not answer is unhealthy."
+        5.0, gt=0, description="Seconds after which a silent instance is unhealthy. (Not active yet.)"
     )
 
 
