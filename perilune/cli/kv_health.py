@@ -21,8 +21,8 @@ from perilune.errors import InvalidRequest
 
 PROBE_NEW_TOKENS = 48
 _PROBE_DEADLINE_S = 3600.0
-_CHARS_A_TOKEN = 3
-"""Of English and code at the least; what is too much is cut by the engine's own count."""
+_MOST_CHARS_A_TOKEN = 16
+"""More of a text than this needn't be tokenised to find its first tokens."""
 
 _PARTS = (
     ("local", "local_attn", "sinks, the newest tokens"),
@@ -72,7 +72,7 @@ async def _probe(settings: Settings, options: Options) -> dict[str, Any]:
     """Ask one long question of a model loaded here, whose KV is kept in tiers whatever the policy."""
     from perilune.runtime.evaluate.text import read_text
 
-    text = read_text(options.texts).text
+    text = _beginning(settings, read_text(options.texts).text, options.tokens)
     kv_cache = settings.kv_cache.model_copy(update={"policy": "tiered", "tenants": {}})
     attention = settings.attention.model_copy(update={"debug": True})
     probed = settings.model_copy(update={"kv_cache": kv_cache, "attention": attention})
@@ -80,12 +80,26 @@ async def _probe(settings: Settings, options: Options) -> dict[str, Any]:
     status.update("loading", settings.model.path)
     client = await LocalClient.start(probed)
     try:
-        status.update("probing", f"a text of about {options.tokens:,} tokens")
-        await _ask(client, text[: _CHARS_A_TOKEN * options.tokens])
+        status.update("probing", f"a text of {options.tokens:,} tokens")
+        await _ask(client, text)
         return await client.kv_health(options.steps)
     finally:
         status.clear()
         await client.close()
+
+
+def _beginning(settings: Settings, text: str, tokens: int) -> str:
+    """The first `tokens` of a text, as the model counts."""
+    from perilune.runtime.checkpoint import open_checkpoint
+    from perilune.runtime.hub.pull import resolve
+    from perilune.runtime.tokenizer import load_tokenizer
+
+    checkpoint = open_checkpoint(resolve(settings.model.path, settings.home).path)
+    try:
+        tokenizer = load_tokenizer(checkpoint)
+    finally:
+        checkpoint.close()
+    return tokenizer.decode(tokenizer.encode(text[: _MOST_CHARS_A_TOKEN * tokens])[:tokens])
 
 
 async def _ask(client: Client, text: str) -> None:

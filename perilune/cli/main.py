@@ -256,7 +256,7 @@ def kv_health(
         bool | None, typer.Option("--debug/--no-debug", help="Switch the server's attention_debug on or off.")
     ] = None,
     steps: Annotated[int, typer.Option(min=0, max=256, help="Also the newest N steps, layer by layer.")] = 0,
-    tokens: Annotated[int, typer.Option(min=2560, help="Prompt of the probe, where no server runs.")] = 6400,
+    tokens: Annotated[int, typer.Option(min=4096, help="Prompt of the probe, where no server runs.")] = 6400,
     text: Annotated[list[Path] | None, typer.Option(help="UTF-8 text of the probe; else Python's.")] = None,
     model: Model = None,
     as_json: Json = False,
