@@ -13,7 +13,7 @@ from perilune.memory.sessions import Sessions
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
 from perilune.service.ports import Caller
-from perilune.service.sessions import SessionService
+from perilune.service.sessions import SessionService, session_owner
 from perilune.telemetry import Telemetry
 from tests.api.conftest import Serve
 from tests.api.fakes import MODEL, FakeService
@@ -29,7 +29,13 @@ def as_(key: str) -> dict[str, dict[str, str]]:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[FakeService]:
+def dropped() -> list[str]:
+    """Owners whose KV was dropped."""
+    return []
+
+
+@pytest.fixture
+def service(tmp_path: Path, dropped: list[str]) -> Iterator[FakeService]:
     store = Store(tmp_path)
     index = LanceIndex(tmp_path / "index", "none", 1)
     memory = Memory(store, index, None, indexer=Indexer(store, index, None))
@@ -37,18 +43,16 @@ def service(tmp_path: Path) -> Iterator[FakeService]:
     kept = Sessions(store, memory)
     kept.add("acme", NAME, [("user", "My locker has the number 4471.", 100.0), ("assistant", "Noted.", 101.5)])
     kept.add("acme", "older", [("user", "Rain again.", 50.0)])
-    dropped: list[str] = []
 
     async def forget_kv(owner: str) -> None:
         dropped.append(owner)
 
     yield FakeService(keys=dict(KEYS), conversations=SessionService(kept, forget_kv, Telemetry()))
-    assert len(dropped) <= 1
     memory.close()
     store.close()
 
 
-async def test_list_read_search_delete(serve: Serve, service: FakeService) -> None:
+async def test_list_read_search_delete(serve: Serve, service: FakeService, dropped: list[str]) -> None:
     async with serve(service) as server:
         listed = await (await server.http.get("/v1/sessions", **as_("a"))).json()
         newest = {"id": NAME, "object": "session", "turns": 2, "created_at": 100.0, "last_at": 101.5}
@@ -65,11 +69,13 @@ async def test_list_read_search_delete(serve: Serve, service: FakeService) -> No
         everywhere = await (await server.http.post("/v1/memory/search", json={"query": "rain"}, **as_("r"))).json()
         assert everywhere["data"][0]["session"] == "older"
         assert (await server.http.delete(PATH, **as_("r"))).status == 403
+        assert not dropped
         assert (await (await server.http.delete(PATH, **as_("a"))).json())["deleted"]
+        assert dropped == [session_owner("acme", NAME)]
         assert (await server.http.get(PATH, **as_("a"))).status == 404
 
 
-async def test_another_tenant_sees_nothing(serve: Serve, service: FakeService) -> None:
+async def test_another_tenant_sees_nothing(serve: Serve, service: FakeService, dropped: list[str]) -> None:
     async with serve(service) as server:
         assert (await (await server.http.get("/v1/sessions", **as_("b"))).json())["data"] == []
         assert (await server.http.get(PATH, **as_("b"))).status == 404
@@ -80,6 +86,7 @@ async def test_another_tenant_sees_nothing(serve: Serve, service: FakeService) -
         assert found["data"] == []
         assert (await server.http.get(PATH)).status == 401
         assert (await server.http.get(PATH, **as_("a"))).status == 200
+        assert not dropped
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,18 @@ def tiered(seq_id: str, tokens: list[int], **more: Any) -> SequenceSpec:
     return spec(seq_id, tokens, kv_policy=KVPolicy.TIERED, **more)
 
 
-def failing(original: Callable[..., Any], when: Callable[..., bool] = lambda *a, **k: True) -> Callable[..., Any]:
-    """`original`, which raises where `when` says so of its arguments."""
+class Failing:
+    """`original`, which raises where `when` says so of its arguments; `times` counts it."""
 
-    def call(*arguments: Any, **named: Any) -> Any:
-        if when(*arguments, **named):
+    def __init__(self, original: Callable[..., Any], when: Callable[..., bool] = lambda *a, **k: True) -> None:
+        self._original, self._when = original, when
+        self.times = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._when(*arguments, **named):
+            self.times += 1
             raise Fault
-        return original(*arguments, **named)
-
-    return call
+        return self._original(*arguments, **named)
 
 
 def saved_document(tokens: list[int], segments: KVStore | None = None) -> MemoryKVStore:
@@ -93,7 +96,7 @@ def test_a_loaded_segment_that_cannot_be_closed() -> None:
     with engine_over(tiers, blocks) as engine:
         other = ask(engine, tiered("other", OTHER, new=200))
         other.wait_token()
-        tiers.close_records = failing(tiers.close_records, lambda slot, *_: len(tiers.closed) >= 3)  # type: ignore[method-assign]
+        tiers.close_records = Failing(tiers.close_records, lambda slot, *_: len(tiers.closed) >= 3)  # type: ignore[method-assign]
         victim = ask(engine, tiered("victim", DOCUMENT + text(2, 30), shared=640))
         assert victim.wait() is FinishReason.ERROR
         del tiers.close_records  # type: ignore[method-assign]
@@ -107,7 +110,8 @@ def test_a_loaded_segment_that_cannot_be_closed() -> None:
 def test_a_move_that_cannot_begin_concerns_nobody(method: str) -> None:
     tiers = FakeTiers(warm=4, cold=8)
     with engine_over(tiers, warm_tokens=SEGMENT) as engine:
-        setattr(tiers, method, failing(getattr(tiers, method), lambda *a, **k: not getattr(tiers, "off", False)))
+        fault = Failing(getattr(tiers, method), lambda *a, **k: not getattr(tiers, "off", False))
+        setattr(tiers, method, fault)
         first = ask(engine, tiered("first", OTHER, new=100))
         if method == "is_cold":  # steps ask it too: those that do end, and only those
             first.wait()
@@ -115,14 +119,17 @@ def test_a_move_that_cannot_begin_concerns_nobody(method: str) -> None:
             first = ask(engine, tiered("second", OTHER, new=100))
         first.wait()
         assert first.tokens == expected_tokens(OTHER, 100)
+        assert fault.times
 
 
 def test_memory_that_cannot_be_measured_concerns_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_over(FakeTiers(warm=4, cold=8), warm_tokens=SEGMENT) as engine:
         listener = ask(engine, tiered("first", OTHER, new=100))
-        monkeypatch.setattr(engine._stepper, "kv_use", failing(engine._stepper.kv_use))
+        fault = Failing(engine._stepper.kv_use)
+        monkeypatch.setattr(engine._stepper, "kv_use", fault)
         listener.wait()
         assert listener.tokens == expected_tokens(OTHER, 100)
+        assert fault.times
 
 
 def test_a_move_that_cannot_end_takes_its_readers_along() -> None:
@@ -131,7 +138,7 @@ def test_a_move_that_cannot_end_takes_its_readers_along() -> None:
     with engine_over(tiers, warm_tokens=SEGMENT) as engine:
         other = ask(engine, spec("other", OTHER, new=200))
         other.wait_token()
-        tiers.end_move = failing(tiers.end_move)  # type: ignore[method-assign]
+        tiers.end_move = Failing(tiers.end_move)  # type: ignore[method-assign]
         victim = ask(engine, tiered("victim", DOCUMENT, new=60))
         ended_alone(victim, other, OTHER, 200)
         del tiers.end_move  # type: ignore[method-assign]
@@ -147,7 +154,7 @@ def test_a_segment_that_cannot_be_made(method: str) -> None:
     with engine_over(tiers, MemoryKVStore(), MemoryKVStore()) as engine:
         other = ask(engine, tiered("other", OTHER, new=200))
         other.wait_token()
-        setattr(tiers, method, failing(getattr(tiers, method)))
+        setattr(tiers, method, Failing(getattr(tiers, method)))
         victim = ask(engine, tiered("victim", DOCUMENT, owner="doc", new=60))
         assert victim.wait() is FinishReason.ERROR
         delattr(tiers, method)
@@ -173,7 +180,7 @@ def test_a_jump_that_cannot_begin(method: str, after: int) -> None:
     with engine_over(tiers, blocks, segments) as engine:
         other = ask(engine, spec("other", OTHER, new=200))
         other.wait_token()
-        setattr(tiers, method, failing(getattr(tiers, method), now))
+        setattr(tiers, method, Failing(getattr(tiers, method), now))
         victim = ask(engine, tiered("victim", DOCUMENT + text(2, 30), shared=640))
         assert victim.wait() is FinishReason.ERROR
         delattr(tiers, method)
@@ -190,7 +197,7 @@ def test_a_store_that_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         other.wait_token()
         for seq_id, policy in (("full", KVPolicy.FULL), ("tiered", KVPolicy.TIERED)):
             with monkeypatch.context() as broken:
-                broken.setattr(blocks, "prefix_length", failing(blocks.prefix_length))
+                broken.setattr(blocks, "prefix_length", Failing(blocks.prefix_length))
                 victim = ask(engine, spec(seq_id, DOCUMENT, kv_policy=policy))
                 assert victim.wait() is FinishReason.ERROR
         ended_alone(victim, other, OTHER, 200)
@@ -201,7 +208,7 @@ def test_a_context_that_cannot_be_released(monkeypatch: pytest.MonkeyPatch) -> N
     with engine_over(FakeTiers()) as engine:
         runtime = engine._stepper._runtime
         with monkeypatch.context() as broken:
-            broken.setattr(runtime, "release_context", failing(runtime.release_context))
+            broken.setattr(runtime, "release_context", Failing(runtime.release_context))
             listener = ask(engine, spec("a", OTHER))
             assert listener.wait() is FinishReason.LENGTH
         runtime.release_context("a")
