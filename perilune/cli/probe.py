@@ -6,7 +6,6 @@ Loads torch and the kernels as serving would, and reads the model's header; load
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -17,17 +16,6 @@ from perilune.errors import PeriluneError
 
 if TYPE_CHECKING:
     from perilune.runtime.weights import DecodeWeights, Precision
-
-_OPENMP = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/]*\.so[^/]*)$")
-
-
-def mapped_openmp() -> list[str]:
-    """Files of OpenMP runtimes that are mapped into this process; links to one file count once."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return []
-    paths = {line.split(maxsplit=5)[5].strip() for line in maps.read_text().splitlines() if line.count("/")}
-    return sorted({str(Path(path).resolve()) for path in paths if _OPENMP.search(path)})
 
 
 def probe(
@@ -42,6 +30,7 @@ def probe(
     gives `model_error` and `model_hint`, a backend that can't be loaded `backend_error`."""
     import torch
 
+    from perilune.kernels.openmp import mapped_runtimes
     from perilune.kernels.select import load
 
     kernels = load(1)
@@ -51,7 +40,7 @@ def probe(
         "torch_cuda": torch.version.cuda,
         "cuda_available": bool(torch.version.cuda) and torch.cuda.is_available(),
         "kernels": kernels.describe(),
-        "openmp": mapped_openmp(),
+        "openmp": mapped_runtimes(),
     }
     if model is not None:
         try:

@@ -14,7 +14,6 @@ from perilune.build import tier_settings
 from perilune.cli import doctor
 from perilune.cli.doctor import BASE_BYTES, Check, examine
 from perilune.cli.ports import is_free, owner_of
-from perilune.cli.probe import mapped_openmp
 from perilune.config import KVCacheSettings, ModelSettings, RuntimeSettings, ServerSettings, Settings
 from perilune.errors import PeriluneError
 from perilune.runtime import loader
@@ -162,10 +161,6 @@ def test_llama_cpp_is_named_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
     assert examined(monkeypatch, asked, backend="llama.cpp 1")["backend"] == Check("backend", "ok", "llama.cpp 1")
     missing = examined(monkeypatch, asked, backend_error="it can't be loaded.")["backend"]
     assert (missing.state, "GGML_OPENMP=OFF" in missing.fix) == ("failed", True)
-
-
-def test_openmp_runtimes_are_seen() -> None:
-    assert len(mapped_openmp()) <= 1
 
 
 TIERS = {
