@@ -99,7 +99,7 @@ def test_a_loaded_segment_that_cannot_be_closed() -> None:
         tiers.close_records = Failing(tiers.close_records, lambda slot, *_: len(tiers.closed) >= 3)  # type: ignore[method-assign]
         victim = ask(engine, tiered("victim", DOCUMENT + text(2, 30), shared=640))
         assert victim.wait() is FinishReason.ERROR
-        del tiers.close_records  # type: ignore[method-assign]
+        del tiers.close_records
         ended_alone(victim, other, OTHER, 200)
         again = ask(engine, tiered("again", DOCUMENT + text(2, 30), shared=640))
         again.wait()
@@ -141,7 +141,7 @@ def test_a_move_that_cannot_end_takes_its_readers_along() -> None:
         tiers.end_move = Failing(tiers.end_move)  # type: ignore[method-assign]
         victim = ask(engine, tiered("victim", DOCUMENT, new=60))
         ended_alone(victim, other, OTHER, 200)
-        del tiers.end_move  # type: ignore[method-assign]
+        del tiers.end_move
         again = ask(engine, tiered("again", DOCUMENT, new=4))
         again.wait()
         assert again.tokens == expected_tokens(DOCUMENT, 4)
