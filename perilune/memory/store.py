@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ class Store:
         Raises `ConfigError` for an unusable URL and for a database that a newer Perilune has written.
         """
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._turns: _Turns | None = None
         try:
             self._engine = sa.create_engine(url or f"sqlite:///{home / DATABASE_FILE}")
         except (sa.exc.ArgumentError, ImportError) as error:
@@ -48,6 +51,7 @@ class Store:
         if self._engine.dialect.name == "sqlite":
             _keep_private(self._engine.url.database)
             _tune_sqlite(self._engine)
+            self._turns = _Turns()
         try:
             if self.version() != HEAD:
                 self._upgrade(home)
@@ -63,8 +67,14 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """One transaction: committed at the end, undone on an exception. Takes SQLite's write lock at once."""
-        with self._engine.connect().execution_options(**{_WRITE: True}) as connection, connection.begin():
+        """One transaction: committed at the end, undone on an exception. Takes SQLite's write lock at once.
+
+        This store's writers queue for it; don't begin one inside another."""
+        with (
+            self._turns.turn() if self._turns else nullcontext(),
+            self._engine.connect().execution_options(**{_WRITE: True}) as connection,
+            connection.begin(),
+        ):
             yield connection
 
     def version(self) -> str | None:
@@ -122,6 +132,35 @@ def _keep_private(database: str | None) -> None:
         # Another user's file can't be changed; that user then decides who reads it.
         if path.exists() and path.stat().st_mode & _OTHERS and path.stat().st_uid == os.geteuid():
             path.chmod(_PRIVATE)
+
+
+class _Turns:
+    """A lock that is given in the order in which it was asked for.
+
+    SQLite's own writers poll, so one in a crowd may starve past the busy timeout, and what it had to store is lost.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._queue: deque[threading.Lock] = deque()  # the first one's turn it is
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        mine = threading.Lock()
+        with self._guard:
+            self._queue.append(mine)
+            mine.acquire()
+            if self._queue[0] is mine:
+                mine.release()
+        try:
+            with mine:
+                yield
+        finally:
+            with self._guard:
+                was_first = self._queue[0] is mine
+                self._queue.remove(mine)
+                if was_first and self._queue:
+                    self._queue[0].release()
 
 
 def _tune_sqlite(engine: sa.Engine) -> None:

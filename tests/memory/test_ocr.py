@@ -80,6 +80,13 @@ def test_bad_images(library: Library, make: object, says: str) -> None:
     assert says in error_of(library, make(), "bad.png")  # type: ignore[operator]
 
 
+def test_an_unreadable_image_does_not_tell_where_the_server_keeps_it(library: Library, tmp_path: Path) -> None:
+    says = error_of(library, huge_png(0), "zero.png")
+    assert "of an unknown kind" in says
+    assert str(tmp_path) not in says
+    assert "/files/" not in says
+
+
 def test_a_huge_image_in_an_archive_spoils_nothing(library: Library) -> None:
     text = read(library, zipped({"a.txt": "words", "huge.png": huge_png(30_000)}), "a.zip")
     assert "- huge.png: The image has 30,000 x 30,000 pixels" in text

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,40 @@ def test_only_the_owner_reads_the_database(tmp_path: Path) -> None:
             (tmp_path / DATABASE_FILE).chmod(0o644)
     finally:
         os.umask(old)
+
+
+def test_writers_take_turns_in_the_order_they_came(store: Store) -> None:
+    """One that writes again and again must not starve the others past the busy timeout."""
+    order: list[str] = []
+    waits = threading.Event()
+
+    def write(name: str) -> None:
+        with store.write():
+            order.append(name)
+
+    def write_twice() -> None:
+        with store.write():
+            order.append("greedy")
+            waits.wait(10)
+            time.sleep(0.2)  # the others stand in the queue by now
+        write("greedy again")
+
+    greedy = threading.Thread(target=write_twice)
+    greedy.start()
+    while not order:
+        time.sleep(0.001)
+    others = [threading.Thread(target=write, args=(f"other {number}",)) for number in range(3)]
+    for other in others:
+        other.start()
+        time.sleep(0.02)
+    waits.set()
+    for thread in (greedy, *others):
+        thread.join(10)
+    assert order == ["greedy", "other 0", "other 1", "other 2", "greedy again"]
+
+
+def test_a_failed_write_passes_the_turn_on(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), store.write():
+        raise ZeroDivisionError
+    with store.write() as connection:
+        assert connection.execute(sa.select(TENANTS)).all() == []

@@ -95,7 +95,11 @@ def _pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
 
 
 def _damaged(error: Exception) -> UnsupportedDocument:
+    from PIL import UnidentifiedImageError
+
+    # That error's own words are the path of the file, which is the server's business.
+    reason = "" if isinstance(error, UnidentifiedImageError) else f" ({str(error)[:100]})"
     return UnsupportedDocument(
-        f"The image is damaged or of an unknown kind ({str(error)[:100]}).",
+        f"The image is damaged or of an unknown kind{reason}.",
         hint="Save it again as PNG and upload that.",
     )
