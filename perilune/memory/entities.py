@@ -12,9 +12,10 @@ import unicodedata
 MAX_NAMES = 32
 _MAX_CHARS = 64
 
-_MAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+# What looks ahead or may fail is bounded: a text may be one run of a million letters.
+_MAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64})+")
 _CODE = re.compile(
-    r"\b(?=[A-Za-z0-9-]*\d)(?=[A-Za-z0-9-]*[A-Za-z])[A-Za-z0-9]+(?:-[A-Za-z0-9]+)+\b|\b[A-Z]{2,}\d+\b"
+    r"\b(?=[A-Za-z0-9-]{0,63}\d)(?=[A-Za-z0-9-]{0,63}[A-Za-z])[A-Za-z0-9]+(?:-[A-Za-z0-9]+)+\b|\b[A-Z]{2,}\d+\b"
 )
 _TITLE_ZH = re.compile("[《「『“]([^《》「」『』“”]{2,30})[》」』”]")
 _NAME_EN = re.compile(

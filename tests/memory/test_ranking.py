@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 
 import numpy as np
@@ -109,3 +110,10 @@ def test_signs_count() -> None:
 )
 def test_names(text: str, expected: set[str]) -> None:
     assert set(names(text)) == expected
+
+
+@pytest.mark.parametrize("text", ["a" * 60_000, "a-" * 30_000, "1-" * 30_000, "a.b@" * 15_000])
+def test_names_of_a_long_text_are_found_in_linear_time(text: str) -> None:
+    begun_s = time.process_time()
+    names(text)
+    assert time.process_time() - begun_s < 2  # in its square: ten seconds and more
