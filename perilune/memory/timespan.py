@@ -28,6 +28,8 @@ _THIRDS = {
     "末": (21, 31),
 }
 _MIN_YEAR, _MAX_YEAR = 1900, 2100
+MAX_SPANS = 8
+"""Times read from a question: each is a search of its own, and a pasted log names thousands."""
 
 _Match = re.Match[str]
 
@@ -41,14 +43,17 @@ class Span:
 
 
 def spans(question: str, now: datetime) -> list[Span]:
-    """What the question names, in order, without what lies inside an already read expression."""
+    """What the question names, each time once, without what lies inside an already read expression."""
     found: list[Span] = []
     rest = question
     for pattern, read in _PATTERNS:
         for match in pattern.finditer(rest):
             span = _safely(read, match, now)
             if span is not None:
-                found.append(span)
+                if span not in found:
+                    found.append(span)
+                if len(found) == MAX_SPANS:
+                    return found
                 rest = rest[: match.start()] + " " * (match.end() - match.start()) + rest[match.end() :]
     return found
 
@@ -123,7 +128,7 @@ def _en_date(match: _Match, now: datetime) -> Span:
 
 
 def _relative(match: _Match, now: datetime) -> Span | None:
-    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=UTC)
     monday = today - timedelta(days=today.weekday())
     word = re.sub(r"\s+", " ", match[0].lower())
     first = today.replace(day=1)
@@ -155,7 +160,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[_Match, datetime], Span | None
     ),
     (
         re.compile(
-            r"(?P<year>\d{4}\s*年|[今去前明]年的?)?\s*(?<!\d)(?P<month>1[0-2]|0?[1-9])\s*月(?!\s*前)"
+            r"(?:(?P<year>\d{4}\s*年|[今去前明]年的?)\s*)?(?<!\d)(?P<month>1[0-2]|0?[1-9])\s*月(?!\s*前)"
             r"(?:\s*(?P<day>[12]\d|3[01]|0?[1-9])\s*[日号]|份?\s*(?P<third>上旬|中旬|下旬|初|中(?!午|心|国|秋|学)|底|末))?"
         ),
         _zh_date,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from perilune.memory.timespan import covered, spans
+from perilune.memory.timespan import MAX_SPANS, covered, spans
 
 NOW = datetime(2025, 3, 15, 9, 30, tzinfo=UTC)  # a Saturday
 
@@ -65,3 +66,22 @@ def test_several_times_and_coverage() -> None:
     assert covered(datetime(2023, 5, 31, 23, 59, tzinfo=UTC).timestamp(), named)
     assert not covered(datetime(2023, 7, 1, tzinfo=UTC).timestamp(), named)
     assert not covered(None, named)
+
+
+def test_a_day_is_the_same_however_it_is_named() -> None:
+    """The clock of the person who asks says which day it is; its zone doesn't move the range."""
+    there = datetime(2025, 3, 15, 1, 30, tzinfo=timezone(timedelta(hours=9)))
+    assert spans("today", there) == spans("15 March 2025", there) == spans("今天", there.replace(tzinfo=None))
+
+
+def test_a_pasted_log_names_few_times() -> None:
+    log = "".join(f"2024-{1 + n % 12:02}-{1 + n % 28:02} started\n" for n in range(5_000))
+    assert len(spans(log, NOW)) == MAX_SPANS
+    assert len(spans("May 2023, and again May 2023", NOW)) == 1
+
+
+@pytest.mark.parametrize("question", [" " * 60_000, "1" * 60_000, "1月 " * 20_000])
+def test_a_long_question_is_read_in_linear_time(question: str) -> None:
+    begun_s = time.process_time()
+    spans(question, NOW)
+    assert time.process_time() - begun_s < 3  # in its square: a minute and more
