@@ -131,27 +131,32 @@ class Indexer:
             self._wake[arm].clear()
             try:
                 done = work()
-                self._faults[arm], pause_s = "", _FIRST_PAUSE_S
-            except PeriluneError as error:
-                if self._faults[arm] != error.message:
-                    _log.warning("indexing of %s waits: %s", arm, error.message)
-                self._faults[arm] = error.message
-                self._repair(error)
+            except Exception as error:
+                self._failed(arm, error)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
+            self._faults[arm], pause_s = "", _FIRST_PAUSE_S
             if done == 0:
                 self._wake[arm].wait(_IDLE_S)
 
-    def _repair(self, error: PeriluneError) -> None:
+    def _failed(self, arm: str, error: Exception) -> None:
+        """Say so once. A database that is busy or a full disk must not end the thread: all is tried again."""
+        why = error.message if isinstance(error, PeriluneError) else f"Indexing failed ({type(error).__name__})."
+        if self._faults[arm] != why:
+            trace = None if isinstance(error, PeriluneError) else error
+            _log.warning("indexing of %s waits: %s", arm, why, exc_info=trace)
+        self._faults[arm] = why
+        if isinstance(error, IndexUnavailable):
+            self._repair()
+
+    def _repair(self) -> None:
         """An index that can't be used is emptied and filled again: it holds nothing of its own."""
-        if not isinstance(error, IndexUnavailable):
-            return
         self._suspect = True
         try:
             self.rebuild()
-        except PeriluneError as failed:  # a server that is away; tried again after the pause
-            _log.info("the index can't be rebuilt yet: %s", failed.message)
+        except Exception as failed:  # a server that is away; tried again after the pause
+            _log.info("the index can't be rebuilt yet: %s", failed)
 
     def write_words(self) -> int:
         """Forget what is gone, add what is new; returns how many entries that were."""
@@ -185,9 +190,9 @@ class Indexer:
 
     def _check(self) -> None:
         """Rebuild an index that holds fewer entries than SQL says it was given."""
-        held = self._index.size()
         with self._store.read() as connection:
             texts, vectors = entries.indexed(connection)
+        held = self._index.size()  # after SQL: what the other thread adds meanwhile isn't missed here
         if held.texts < texts or (self._embedder is not None and held.vectors < vectors):
             _log.warning("the index holds %s and should hold %d and %d; it is rebuilt", held, texts, vectors)
             self.rebuild()
@@ -195,11 +200,15 @@ class Indexer:
     def write_vectors(self) -> int:
         """Embed what waits for it and put it into the index; returns how many entries that were."""
         assert self._embedder is not None
-        model = self._embedder.model
+        model, width = self._embedder.model, self._embedder.width
         with self._store.read() as connection:
             ids = entries.pending(connection, "vector", VECTOR_BATCH)
             rows = [row for row, _ in entries.rows_of(connection, ids)]
-            known = entries.stored_vectors(connection, ids, model)
+            stored = entries.stored_vectors(connection, ids, model)
+            # A server may give its model another width under the same name: those are made anew.
+            known = {
+                entry_id: half for entry_id, half in stored.items() if len(half) == width * entries.HALF.itemsize
+            }
             missing = [row.id for row in rows if row.id not in known]
             texts = entries.texts(connection, missing)
         if missing:
@@ -211,7 +220,7 @@ class Indexer:
             halves = [vector.astype(entries.HALF).tobytes() for vector in made]
             known |= dict(zip(missing, halves, strict=True))
         if rows:
-            self._index.put_vectors(rows, decode([known[row.id] for row in rows], self._embedder.width))
+            self._index.put_vectors(rows, decode([known[row.id] for row in rows], width))
             self._forget_deleted([row.id for row in rows])
         if ids:
             self._settle("vector", ids)

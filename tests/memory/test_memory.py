@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sqlalchemy as sa
 
@@ -27,7 +28,7 @@ from perilune.memory.schema import CORPORA, ENTRIES, INDEX_WORK, TERM_COUNTS, VE
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
-from perilune.memory.vectors.protocol import IndexUnavailable, Size
+from perilune.memory.vectors.protocol import IndexUnavailable, Row, Size, Vector
 from tests.memory.conftest import ingest
 
 ALL = Scope("local")
@@ -322,3 +323,86 @@ def test_deleting_runs_upkeep_however_little_it_was(store: Store, tmp_path: Path
         assert index.size().texts == 0
     finally:
         memory.close()
+
+
+class _FailsOnce(LanceIndex):
+    """Fails as a database that is locked does: with an error of a library."""
+
+    failed = False
+
+    def put_texts(self, rows: Sequence[Row], terms: Sequence[Mapping[int, int]]) -> None:
+        if not self.failed:
+            self.failed = True
+            raise sa.exc.OperationalError("INSERT", {}, Exception("database is locked"))
+        super().put_texts(rows, terms)
+
+
+def test_indexing_goes_on_after_an_error_that_nobody_foresaw(store: Store, tmp_path: Path) -> None:
+    memory = Memory(store, index := _FailsOnce(tmp_path / INDEX_FOLDER, "none", 1), None)
+    memory.add_turns("local", "s1", TALK)
+    memory.start()
+    try:
+        assert memory.settled(20)
+        assert index.failed
+        assert found(memory, "kitten")[0] == TALK[0].text
+        assert memory.faults() == []
+    finally:
+        memory.close()
+
+
+class _OneHot:
+    """A server's model, whose width was configured anew."""
+
+    model, languages = "served", None
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def embed(self, texts: Sequence[str], role: str) -> Vector:
+        return np.eye(self.width, dtype=np.float32)[[len(text) % self.width for text in texts]]
+
+    def close(self) -> None:
+        pass
+
+
+def test_vectors_of_another_width_are_made_anew(make: MakeMemory) -> None:
+    narrow = make(_OneHot(4))
+    narrow.add_turns("local", "s1", TALK)
+    assert narrow.settled(20)
+    narrow._indexer.close()
+    wide = make(_OneHot(8))
+    wide.add_turns("local", "s1", TALK[:1])
+    end_s = time.monotonic() + 20
+    while texts(wide) >= 0 and wide._index.size() != Size(6, 6) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert wide._index.size() == Size(6, 6)
+    assert wide.faults() == []
+
+
+def test_what_the_other_thread_adds_during_a_check_rebuilds_nothing(store: Store, tmp_path: Path) -> None:
+    class Growing(LanceIndex):
+        cleared = False
+
+        def size(self) -> Size:
+            held = super().size()
+            memory.add_turns("local", "s1", TALK[:1])
+            memory._indexer.write_words()
+            return held
+
+        def clear(self) -> None:
+            self.cleared = True
+
+    memory = Memory(store, index := Growing(tmp_path / INDEX_FOLDER, "none", 1), None)
+    memory.add_turns("local", "s1", TALK)
+    memory._indexer.write_words()
+    memory._indexer._check()
+    assert not index.cleared
+    memory.close()
+
+
+def test_an_error_of_the_database_quotes_nobody(make: MakeMemory, store: Store) -> None:
+    make(start=False).add_turns("local", "s1", TALK)
+    new = entries.NewEntry("s1", 0, {}, 0, text="The vet bill was 317 euros.")
+    with pytest.raises(sa.exc.IntegrityError) as caught, store.write() as connection:
+        entries.add(connection, "local", [new])
+    assert "317" not in str(caught.value)
