@@ -41,7 +41,8 @@ class Store:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._turns: _Turns | None = None
         try:
-            self._engine = sa.create_engine(url or f"sqlite:///{home / DATABASE_FILE}")
+            # An error that quoted its parameters would bring what people wrote into a log.
+            self._engine = sa.create_engine(url or f"sqlite:///{home / DATABASE_FILE}", hide_parameters=True)
         except (sa.exc.ArgumentError, ImportError) as error:
             raise ConfigError(
                 f"The database URL can't be used: {error}.",
