@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -137,12 +137,12 @@ class Memory:
         if not is_session_id(session_id):
             raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="session_id")
         analyser = Analyser()
-        with self._store.write() as connection:
+        said = [_entry(session_id, number, turn, analyser) for number, turn in enumerate(turns)]
+        with self._store.write() as connection:  # no longer than needed: nobody else can write meanwhile
             mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)
             last = connection.execute(sa.select(sa.func.max(ENTRIES.c.number)).where(*mine)).scalar()
             first = 0 if last is None else int(last) + 1
-            new = [_entry(session_id, number, turn, analyser) for number, turn in enumerate(turns, first)]
-            entries.add(connection, tenant, new)
+            entries.add(connection, tenant, [replace(entry, number=first + entry.number) for entry in said])
         self._indexer.notify()
         return first
 
