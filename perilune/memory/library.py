@@ -455,7 +455,8 @@ def _texts(connection: sa.Connection, hits: Sequence[Hit]) -> list[Passage]:
         for row in connection.execute(query):
             text = row.text[row.start - row.page_start : row.end - row.page_start]
             found[file_id, row.number] = Passage(file_id, row.page, row.start, row.end, text, 0.0, row.anchor)
-    return [replace(found[hit.file_id, hit.number], score=hit.score) for hit in hits]
+    known = ((found.get((hit.file_id, hit.number)), hit.score) for hit in hits)
+    return [replace(passage, score=score) for passage, score in known if passage]  # a file may go meanwhile
 
 
 def _not_found(file_id: str) -> NotFound:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from perilune.errors import NotFound
 from perilune.memory.embed.process import ProcessEmbedder
 from perilune.memory.library import Library
 from perilune.memory.memory import Memory
+from perilune.memory.retrieve import Found
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
 from perilune.memory.vectors.protocol import Size
@@ -60,4 +62,21 @@ def test_a_dead_embedder_is_told(store: Store, tmp_path: Path) -> None:
         time.sleep(0.05)
     assert "embedder" in library.search_faults()[0]
     assert "kitten" in library.search("local", [record.file_id], "kitten", 2)[0].text
+    memory.close()
+
+
+def test_a_file_that_is_deleted_during_a_search_is_not_found(store: Store, tmp_path: Path) -> None:
+    index = LanceIndex(tmp_path / "index", "none", 1)
+
+    class Slow(Memory):
+        def search(self, *given: Any, **more: Any) -> Found:
+            found = super().search(*given, **more)
+            library.delete_file("local", going.file_id)
+            return found
+
+    memory = Slow(store, index, None)
+    library = Library(store, tmp_path, memory=memory)
+    staying, going = ingest(library, LEASE), ingest(library, b"A kitten is a young cat.")
+    found = library.search("local", [staying.file_id, going.file_id], "kitten", 5)
+    assert {passage.file_id for passage in found} == {staying.file_id}
     memory.close()
