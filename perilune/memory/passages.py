@@ -6,7 +6,7 @@ for files that have passages without entries (of an earlier version, or taken ov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,19 +64,23 @@ def _passages(connection: sa.Connection, file_id: str, first: int, limit: int) -
     return connection.execute(query).all()
 
 
+def segments(connection: sa.Connection, file_id: str, first: int, end: int) -> Iterator[tuple[int, Segment]]:
+    """The file's postings that hold passages `first` to before `end`, each with its first passage, in order."""
+    mine = POSTINGS.c.file_id == file_id
+    # Not what lies before: a long document would be read whole for every batch that is added to it.
+    begin = sa.select(sa.func.max(POSTINGS.c.first_passage)).where(mine, POSTINGS.c.first_passage <= first)
+    query = sa.select(POSTINGS.c.first_passage, POSTINGS.c.data).where(
+        mine, POSTINGS.c.first_passage >= begin.scalar_subquery(), POSTINGS.c.first_passage < end
+    )
+    for row in connection.execute(query.order_by(POSTINGS.c.first_passage)).all():
+        yield row.first_passage, read_segment(row.data)
+
+
 def _terms(connection: sa.Connection, file_id: str, first: int, count: int) -> list[tuple[dict[int, int], int]]:
     """(terms, length) of `count` passages from `first` on."""
-    query = (
-        sa.select(POSTINGS.c.first_passage, POSTINGS.c.data)
-        .where(POSTINGS.c.file_id == file_id, POSTINGS.c.first_passage < first + count)
-        .order_by(POSTINGS.c.first_passage)
-    )
     found: list[tuple[dict[int, int], int]] = []
-    for row in connection.execute(query):
-        segment = read_segment(row.data)
-        skipped = first - row.first_passage
-        if skipped < len(segment.lengths):
-            found += by_passage(segment)[max(0, skipped) :]
+    for begin, segment in segments(connection, file_id, first, first + count):
+        found += by_passage(segment)[max(0, first - begin) :]
     return found[:count]
 
 

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 
 from perilune.core import FileRecord
 from perilune.errors import UnsupportedDocument
-from perilune.memory.index import Segment, cut, read_segment
+from perilune.memory.index import cut
+from perilune.memory.passages import segments
 from perilune.memory.schema import FILES, PAGES, PASSAGES, POSTINGS
 
 
@@ -130,18 +131,10 @@ class EarlierVersion:
 
     def _copy_postings(self, connection: sa.Connection, file_id: str, first: int, end: int, to: int) -> None:
         """Postings of passages `first`:`end`, cut out of the blobs that hold them, from passage `to` on."""
-        query = sa.select(POSTINGS.c.first_passage, POSTINGS.c.data).where(
-            POSTINGS.c.file_id == self._file_id, POSTINGS.c.first_passage < end
-        )
-        for row in connection.execute(query.order_by(POSTINGS.c.first_passage)).all():
-            segment: Segment = read_segment(row.data)
-            low = max(first, row.first_passage)
-            high = min(end, row.first_passage + len(segment.lengths))
-            if low < high:
-                data = cut(segment, low - row.first_passage, high - row.first_passage)
-                connection.execute(
-                    POSTINGS.insert().values(file_id=file_id, first_passage=to + low - first, data=data)
-                )
+        for begin, segment in segments(connection, self._file_id, first, end):
+            low, high = max(first, begin), min(end, begin + len(segment.lengths))
+            data = cut(segment, low - begin, high - begin)
+            connection.execute(POSTINGS.insert().values(file_id=file_id, first_passage=to + low - first, data=data))
 
 
 def earlier_version(connection: sa.Connection, record: FileRecord) -> EarlierVersion | None:

@@ -15,6 +15,7 @@ from perilune.memory.index import cut, read_segment
 from perilune.memory.ingest import sandbox
 from perilune.memory.ingest.protocol import Batch, Job, Unchanged
 from perilune.memory.library import Library
+from perilune.memory.passages import segments
 from perilune.memory.reuse import earlier_version
 from perilune.memory.schema import PAGES
 from perilune.memory.store import Store
@@ -146,3 +147,15 @@ def test_a_cut_is_what_would_have_been_built(passages: list[list[str]], data: st
     lengths = [len(terms) for terms in passages]
     whole = read_segment(postings.build(passages, lengths))
     assert cut(whole, low, high) == postings.build(passages[low:high], lengths[low:high])
+
+
+def test_a_batch_reads_only_its_own_postings(library: Library, store: Store) -> None:
+    """However long the document is that a batch is added to."""
+    record = ingest(library, pdf(manual(pages=200)), "manual.pdf")
+    with store.read() as connection:
+        whole = list(segments(connection, record.file_id, 0, 10**6))
+        assert len(whole) > 2
+        begin, last = whole[-1]
+        for first in (begin, begin + len(last.lengths) - 1):
+            assert [at for at, _ in segments(connection, record.file_id, first, first + 1)] == [begin]
+        assert [at for at, _ in segments(connection, record.file_id, begin - 1, begin + 1)] == [whole[-2][0], begin]
