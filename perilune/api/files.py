@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from perilune.api.auth import caller_of, require_writer
+from perilune.api.limits import number_of
 from perilune.api.upload import received
 from perilune.api.wire import json_response
 from perilune.core import FileRecord, FileStatus
@@ -141,7 +142,7 @@ def listing(records: Iterable[FileRecord], query: Mapping[str, str]) -> dict[str
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("Wrong value for order.", hint="Use asc or desc.", param="order")
-    limit = _limit(query.get("limit"))
+    limit = number_of(query, "limit", MAX_LIMIT, 1, MAX_LIMIT)
     purpose = query.get("purpose")
     chosen = [record for record in records if purpose in (None, record.purpose)]
     chosen.sort(key=lambda record: (record.created_at, record.file_id), reverse=order == "desc")
@@ -158,11 +159,3 @@ def listing(records: Iterable[FileRecord], query: Mapping[str, str]) -> dict[str
         "last_id": page[-1].file_id if page else None,
         "has_more": start + limit < len(chosen),
     }
-
-
-def _limit(value: str | None) -> int:
-    if value is None:
-        return MAX_LIMIT
-    if not (value.isascii() and value.isdigit() and len(value) <= 6 and 1 <= int(value) <= MAX_LIMIT):
-        raise InvalidRequest("Wrong value for limit.", hint=f"Use 1 to {MAX_LIMIT:,}.", param="limit")
-    return int(value)

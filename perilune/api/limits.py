@@ -7,7 +7,7 @@ The HTTP parser bounds headers while they arrive.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,16 @@ def too_large(limit_bytes: int, what: str) -> TooLarge:
         f"The {what} is larger than this server's limit of {limit_bytes:,} bytes.",
         hint="Send less, or raise server.max_body or server.max_upload in the configuration.",
     )
+
+
+def number_of(query: Mapping[str, str], name: str, usual: int, least: int, most: int) -> int:
+    """A number of the query string; `usual` where it isn't given. Raises `InvalidRequest`."""
+    value = query.get(name)
+    if value is None:
+        return usual
+    if not (value.isascii() and value.isdigit() and len(value) <= 9 and least <= int(value) <= most):
+        raise InvalidRequest(f"Wrong value for {name}.", hint=f"Use {least:,} to {most:,}.", param=name)
+    return int(value)
 
 
 def declared_length(scope: Scope) -> int | None:

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from perilune.api.auth import caller_of, require_writer
-from perilune.api.limits import parse_json_object, read_body
+from perilune.api.limits import number_of, parse_json_object, read_body
 from perilune.api.schema import MAX_SESSIONS, SessionId, Wire, wrong_field
 from perilune.api.wire import json_response
 from perilune.core import Passage, SessionInfo, SessionTurn
-from perilune.errors import InvalidRequest, NotFound
+from perilune.errors import NotFound
 from perilune.memory.session_ids import is_session_id
 from perilune.service.ports import ServiceApi
 
@@ -44,7 +44,7 @@ class Sessions:
 
     async def collection(self, request: Request) -> Response:
         """GET: the sessions, the one with the newest turn first. `limit` bounds them."""
-        limit = _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        limit = number_of(request.query_params, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         found = await self._kept.sessions(caller_of(request.scope).tenant, limit + 1)
         data = [session_dict(info) for info in found[:limit]]
         return json_response({"object": "list", "data": data, "has_more": len(found) > limit})
@@ -55,8 +55,8 @@ class Sessions:
 
     async def _read(self, request: Request) -> Response:
         tenant, session_id = caller_of(request.scope).tenant, session_id_of(request)
-        after = _number(request, "after", 0, 0, _MAX_TURN)
-        limit = _number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+        after = number_of(request.query_params, "after", 0, 0, _MAX_TURN)
+        limit = number_of(request.query_params, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         info = await self._kept.get(tenant, session_id)
         turns = await self._kept.turns(tenant, session_id, after, limit + 1)
         data = [turn_dict(turn) for turn in turns[:limit]]
@@ -123,13 +123,3 @@ def hit_dict(hit: SessionTurn | Passage) -> dict[str, Any]:
         "text": hit.text,
         "score": hit.score,
     }
-
-
-def _number(request: Request, name: str, usual: int, least: int, most: int) -> int:
-    """A number of the query string. Raises `InvalidRequest`."""
-    value = request.query_params.get(name)
-    if value is None:
-        return usual
-    if not (value.isascii() and value.isdigit() and len(value) <= 9 and least <= int(value) <= most):
-        raise InvalidRequest(f"Wrong value for {name}.", hint=f"Use {least:,} to {most:,}.", param=name)
-    return int(value)
