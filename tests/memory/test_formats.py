@@ -17,7 +17,6 @@ from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen import canvas
 
 from perilune.config import DocumentSettings
-from perilune.core import FileStatus
 from perilune.memory.ingest import encoding
 from perilune.memory.ingest.encoding import read_text
 from perilune.memory.ingest.pagination import PAGE_CHARS, PageText, clean, paginate
@@ -28,22 +27,9 @@ from perilune.memory.ingest.source import Source
 from perilune.memory.library import Library
 from perilune.memory.store import Store
 from tests.memory.conftest import OCTAVE, ingest
+from tests.memory.made import error_of, text_of
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-
-
-def text_of(library: Library, data: bytes, name: str) -> str:
-    record = ingest(library, data, name)
-    assert record.error is None
-    assert record.status is FileStatus.PREFILLING
-    return library.text("local", record.file_id)
-
-
-def error_of(library: Library, data: bytes, name: str) -> str:
-    record = ingest(library, data, name)
-    assert record.status is FileStatus.ERROR
-    assert record.error is not None
-    return record.error
 
 
 # -------------------------------------------------------------------------------------------------- PDF
