@@ -203,7 +203,15 @@ class Stepper:
             self._observe(plan, decoding, seconds)  # else it would say little about rates
         self._scheduler.update(plan, result)
         if measured:
-            self.debug.record(plan, result, seconds, upkeep_s, stall_s)
+            self._debug(plan, result, seconds, upkeep_s, stall_s)
+
+    def _debug(self, plan: StepPlan, result: StepResult, forward_s: float, upkeep_s: float, stall_s: float) -> None:
+        try:
+            self.debug.record(plan, result, forward_s, upkeep_s, stall_s)
+        except Exception:  # what is only looked at must not end anybody's answer
+            _LOG.exception("attention debug failed; it is switched off")
+            self._telemetry.count("engine_bookkeeping_failures_total")
+            self.debug.switch(False)
 
     def _forward(self, plan: StepPlan, decodes: bool, cancelled: CancelFlag) -> tuple[StepResult, float]:
         """Run a plan in the runtime. Also returns how long this thread waited for COLD meanwhile: the time in which

@@ -159,6 +159,16 @@ def test_an_index_of_other_segments_is_named(kept: Kept) -> None:
         assert codes(engine) == {"sparse_index": "kv_cache.policy"}
 
 
+def test_a_fault_of_the_debug_ends_nobodys_answer(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    with kept.engine(AttentionPolicy()) as engine:
+        monkeypatch.setattr(engine._stepper.debug, "record", fails)
+        kept.ask(engine, 1)
+        assert not engine.health().debug_on
+
+
 def test_a_cold_tier_that_the_disk_serves_is_named(kept: Kept) -> None:
     """No WARM tier, and a system so short of memory that it drops COLD's pages as soon as they were read.
 
