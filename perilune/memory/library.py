@@ -131,7 +131,8 @@ class Library:
             connection.execute(FILES.delete().where(FILES.c.id == file_id))
             audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)
-        self._changed()
+        if self._memory:
+            self._memory.deleted()
 
     def _changed(self) -> None:
         """Entries came or went: the index has something to learn."""

@@ -29,7 +29,6 @@ from perilune.memory.entities import names, normal
 from perilune.memory.indexer import Indexer, IndexState
 from perilune.memory.keys import validate_tenant
 from perilune.memory.postings import term_hash
-from perilune.memory.rank import CHAT, Profile
 from perilune.memory.retrieve import Found, Retriever
 from perilune.memory.schema import ENTRIES
 from perilune.memory.scope import Scope
@@ -122,7 +121,8 @@ class Memory:
         self._indexer.notify()
 
     def deleted(self) -> None:
-        """Entries were deleted for good: the index forgets them, and its upkeep removes what it kept of them."""
+        """Entries were deleted for good: the index forgets them, and its upkeep runs (lancedb keeps what was changed in
+        the last ten minutes until a later upkeep)."""
         self._indexer.tidy()
 
     def rebuild(self) -> None:
@@ -154,11 +154,9 @@ class Memory:
 
     # -------------------------------------------------------------------------------------------------- search
 
-    def search(
-        self, query: str, scope: Scope, limit: int, profile: Profile = CHAT, now: datetime | None = None
-    ) -> Found:
+    def search(self, query: str, scope: Scope, limit: int, now: datetime | None = None) -> Found:
         """See `Retriever.search`."""
-        return self.retriever.search(query, scope, limit, profile, now)
+        return self.retriever.search(query, scope, limit, now)
 
 
 def _entry(session_id: str, number: int, turn: Turn, analyser: Analyser) -> entries.NewEntry:

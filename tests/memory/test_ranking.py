@@ -16,7 +16,7 @@ from perilune.memory.entities import names
 from perilune.memory.entries import Entry
 from perilune.memory.index import read_segment
 from perilune.memory.passages import by_passage
-from perilune.memory.rank import Profile, Signs, fuse, order_of, standard
+from perilune.memory.rank import Signs, Weights, fuse, order_of, standard
 
 HASHES = st.integers(0, 2**64 - 1)
 
@@ -68,11 +68,11 @@ def test_neighbours_of_the_same_source_lend_their_score() -> None:
     assert order_of(pool) == list(range(5))
     words = np.array([0, 9, 0, 0, 0], np.float32)
     unknown = np.full(5, np.nan, np.float32)
-    scores = fuse(pool, words, unknown, no_signs(5), Profile(near=0.3, next_near=0.1))
+    scores = fuse(pool, words, unknown, no_signs(5), Weights(near=0.3, next_near=0.1))
     assert np.argmax(scores) == 1
     assert scores[0] == pytest.approx(scores[2])
     assert scores[0] > scores[3]
-    alone = fuse(pool, words, unknown, no_signs(5), Profile(near=0.0, next_near=0.0))
+    alone = fuse(pool, words, unknown, no_signs(5), Weights(near=0.0, next_near=0.0))
     assert alone[0] == alone[3]
 
 
@@ -94,7 +94,7 @@ def test_signs_count() -> None:
     pool = [entry(0), entry(5, "t"), entry(9, "u")]
     flat = np.zeros(3, np.float32)
     signs = Signs(np.array([0, 1, 0], np.float32), np.array([0, 0, 1], np.float32))
-    scores = fuse(pool, flat, flat, signs, Profile())
+    scores = fuse(pool, flat, flat, signs, Weights())
     assert scores[1] > scores[2] > scores[0]
 
 
