@@ -121,8 +121,8 @@ class Memory:
         self._indexer.notify()
 
     def deleted(self) -> None:
-        """Entries were deleted for good: the index forgets them, and its upkeep runs (lancedb keeps what was changed in
-        the last ten minutes until a later upkeep)."""
+        """Entries were deleted for good: the index forgets them, and its upkeep runs. lancedb keeps what was
+        changed in the last ten minutes until a later upkeep."""
         self._indexer.tidy()
 
     def rebuild(self) -> None:
