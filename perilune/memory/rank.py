@@ -62,15 +62,19 @@ def fuse(entries: Sequence[Entry], words: Numbers, dense: Numbers, signs: Signs,
 
 
 def standard(values: Numbers) -> Numbers:
-    """z-scores; unknown ones (NaN) are 0, and so are all where nothing differs."""
-    known = ~np.isnan(values)
+    """z-scores; unknown ones (NaN) are 0, and so are all where nothing differs.
+
+    In float64: the mean of nearly equal float32 values is off by a share of their spread.
+    """
+    exact = values.astype(np.float64)
+    known = ~np.isnan(exact)
     if not known.any():
         return np.zeros_like(values)
-    spread = float(values[known].std())
-    centred = np.where(known, values - values[known].mean(), 0.0)
-    found: Numbers = (
-        (centred / max(spread, _TINY)).astype(np.float32) if spread > _TINY else centred * np.float32(0)
-    )
+    spread = float(exact[known].std())
+    if spread <= _TINY:
+        return np.zeros_like(values)
+    centred = np.where(known, exact - exact[known].mean(), 0.0)
+    found: Numbers = (centred / spread).astype(np.float32)
     return found
 
 
