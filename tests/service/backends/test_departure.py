@@ -1,0 +1,83 @@
+"""Nothing but `OpenAIBackend` sends a question to another machine, and it only sends what a `Departure` let go."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import perilune
+from perilune.service.backends import dialect, openai
+
+PACKAGE = Path(perilune.__file__).parent
+CLIENTS = {
+    "aiohttp",
+    "http",
+    "urllib.request",
+    "requests",
+    "httpx",
+    "openai",
+    "ssl",
+    "smtplib",
+    "ftplib",
+    "urllib3",
+}
+MAY_CONNECT = {
+    "service/backends/openai.py": "the backends",
+    "cli/remote.py": "asks a perilune server of this home",
+    "cli/client.py": "finds that server",
+    "runtime/hub/sources.py": "downloads models; sends names only",
+    "memory/embed/remote.py": "an embeddings server the administrator names",
+}
+MAY_OPEN_SOCKETS = {"api/app.py", "cli/ports.py", "memory/ingest/sandbox.py", "memory/ingest/starter.py"}
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def is_client(name: str) -> bool:
+    return any(name == client or name.startswith(client + ".") for client in CLIENTS)
+
+
+def test_only_these_modules_have_an_http_client() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if any(map(is_client, imported(path)))
+    }
+    assert found == set(MAY_CONNECT)
+
+
+def test_only_these_modules_open_sockets() -> None:
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if "socket" in imported(path)}
+    assert found == MAY_OPEN_SOCKETS
+    asyncio_clients = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in ("open_connection(", "create_connection("))
+    ]
+    assert not asyncio_clients
+
+
+def test_a_body_is_made_of_what_departed() -> None:
+    """`body_of` reads text from `departed`; of the call only numbers and flags."""
+    tree = ast.parse(inspect.getsource(dialect.body_of))
+    of_call = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "call"
+    }
+    assert of_call == {"sampling", "n", "continues"}
+    assert "stop" not in inspect.getsource(dialect._sampling).replace("stop_", "")
+    posts = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(openai)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "body_of"
+    ]
+    assert not posts  # only imported by name, and called once:
+    assert inspect.getsource(openai).count("body_of(") == 1
