@@ -314,6 +314,7 @@ def _service(
         model=model,
         tokenizer=loaded.tokenizer,
         composer=composer,
+        grammars=loaded.grammars,
         library=library,
         documents=documents,
         sessions=SessionService(kept, documents.forget_kv, telemetry),

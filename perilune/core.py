@@ -61,6 +61,21 @@ class FinishReason(StrEnum):
 # ---------------------------------------------------------------------------------------------- requests
 
 
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form that an answer must have, in a known notation. `param` is the request's field, for errors."""
+
+    kind: GrammarKind
+    source: str
+    param: str = "response_format"
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. `temperature` 0 is greedy. `logprobs` is the number of alternatives
@@ -79,6 +94,7 @@ class SamplingParams:
     max_tokens: int | None = None  # None: what the window and the configuration leave
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from perilune.api.errors import Unsupported
+from perilune.api.forms import WireResponseFormat, WireStructured, grammar_of
 from perilune.api.limits import parse_json_object
 from perilune.config import Settings
 from perilune.core import (
@@ -46,12 +47,10 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
-    "response_format": (None, {"type": "text"}),
     "audio": (None,),
     "modalities": (None, [], ["text"]),
     "prediction": (None,),
     "web_search_options": (None,),
-    "structured_outputs": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
     "guided_choice": (None,),
@@ -164,6 +163,8 @@ class WireChat(Wire):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     ignore_eos: bool | None = None
+    response_format: WireResponseFormat | None = None
+    structured_outputs: WireStructured | None = None
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
     deadline: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
@@ -335,6 +336,7 @@ def _sampling(wire: WireChat, temperature: float) -> SamplingParams:
         max_tokens=_same(wire.max_completion_tokens, wire.max_tokens, "max_completion_tokens", "max_tokens"),
         stop=tuple(wire.stop or ()),
         ignore_eos=bool(wire.ignore_eos),
+        grammar=grammar_of(wire.response_format, wire.structured_outputs),
     )
 
 

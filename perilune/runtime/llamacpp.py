@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
 from perilune.errors import InvalidStateError
+from perilune.runtime.grammar import GrammarCompiler, constraint_of
 from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.llamacpp_library import LlamaContext, Row
 from perilune.runtime.llamacpp_rows import RowTable
@@ -61,6 +62,7 @@ class LlamaCppRuntime:
         max_context_tokens: int | None = None,
         threads: int = 0,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         """`spec` describes the model's cache (f16); `llamacpp_loader` reads it from the file.
 
@@ -76,6 +78,7 @@ class LlamaCppRuntime:
         self._vocab_size = self._llama.vocab_size
         self._samplers: dict[str, SequenceSampler] = {}
         self._entropy = entropy
+        self._grammars = grammars
         self._stepping = threading.RLock()
         self._closed = False
         self._row_s = 0.0  # seconds per token of the last large batch
@@ -115,8 +118,9 @@ class LlamaCppRuntime:
         with self._alone():
             if seq_id in self._samplers:
                 raise InvalidStateError(f"Sequence {seq_id} is open already.", hint="Release it first.")
-            seed = self._entropy()
-            self._samplers[seq_id] = SequenceSampler(sampling, prompt_token_ids, self._vocab_size, seed)
+            constraint = constraint_of(sampling, self._grammars)
+            seed, vocab = self._entropy(), self._vocab_size
+            self._samplers[seq_id] = SequenceSampler(sampling, prompt_token_ids, vocab, seed, constraint)
 
     def release_context(self, seq_id: str) -> None:
         with self._alone():

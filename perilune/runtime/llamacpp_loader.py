@@ -12,6 +12,7 @@ from pathlib import Path
 from perilune.errors import Overloaded, UnsupportedModel
 from perilune.runtime.chat_template import load_chat_template
 from perilune.runtime.checkpoint import GGUFCheckpoint, open_checkpoint
+from perilune.runtime.grammar import GrammarCompiler
 from perilune.runtime.kv.spec import KVDtype, KVSpec
 from perilune.runtime.llamacpp import LlamaCppRuntime
 from perilune.runtime.llamacpp_library import describe_llama_cpp
@@ -54,8 +55,15 @@ def load_llamacpp(
         config, file = checkpoint.config, checkpoint.file.path
         spec = _spec(checkpoint, software)
         blocks = block_count(spec, num_blocks, kv_bytes, _free_bytes(checkpoint))
+        tokenizer = load_tokenizer(checkpoint)
+        grammars = GrammarCompiler(tokenizer)
         runtime = LlamaCppRuntime(
-            file, spec, num_blocks=blocks, max_context_tokens=config.max_context_tokens, threads=threads
+            file,
+            spec,
+            num_blocks=blocks,
+            max_context_tokens=config.max_context_tokens,
+            threads=threads,
+            grammars=grammars,
         )
         info = ModelInfo(
             model_id=model_id or model_id_of(path),
@@ -69,7 +77,7 @@ def load_llamacpp(
             kernels=software,
             content=content_name(checkpoint),
         )
-        return LoadedModel(runtime, load_tokenizer(checkpoint), load_chat_template(checkpoint), info)
+        return LoadedModel(runtime, tokenizer, load_chat_template(checkpoint), info, grammars)
     finally:
         checkpoint.close()
 

@@ -23,6 +23,7 @@ from perilune.kernels.reference import ReferenceKernels
 from perilune.kernels.tiers import SEGMENT_TOKENS, SegmentLayout
 from perilune.runtime.chat_template import JinjaChatTemplate, load_chat_template
 from perilune.runtime.checkpoint import Checkpoint, FolderCheckpoint, GGUFCheckpoint, open_checkpoint
+from perilune.runtime.grammar import GrammarCompiler
 from perilune.runtime.kv.sizing import SEGMENT_SHARE, TierSettings, hot_tokens, least_blocks, tier_size
 from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.kv.tiers import TierSize
@@ -71,6 +72,7 @@ class LoadedModel:
     tokenizer: ModelTokenizer
     chat_template: JinjaChatTemplate | None
     info: ModelInfo
+    grammars: GrammarCompiler
 
     def close(self) -> None:
         self.runtime.close()
@@ -181,8 +183,11 @@ def load_model(
     weights = builder.build(free - blocks * spec.block_bytes)
     content = content_name(merged)
     fingerprint = model_fingerprint(merged, weights, kernels, content)
-    runtime = TorchRuntime(weights, kernels, num_blocks=blocks, fingerprint=fingerprint, tiers=size)
     tokenizer = load_tokenizer(checkpoint)
+    grammars = GrammarCompiler(tokenizer)
+    runtime = TorchRuntime(
+        weights, kernels, num_blocks=blocks, fingerprint=fingerprint, tiers=size, grammars=grammars
+    )
     template = load_chat_template(checkpoint)
     languages = languages_of(checkpoint)
     checkpoint.close()
@@ -198,7 +203,7 @@ def load_model(
         kernels=kernels.describe(),
         content=content,
     )
-    return LoadedModel(runtime, tokenizer, template, info)
+    return LoadedModel(runtime, tokenizer, template, info, grammars)
 
 
 def model_id_of(path: Path) -> str:

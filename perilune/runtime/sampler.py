@@ -1,7 +1,7 @@
 """Drawing the next token from logits.
 
-Knows one sequence's sampling state: its random stream, what it has generated, its penalties. A sequence's draws
-depend on its own logits and seed only, so a seed gives the same text in any batch.
+Knows one sequence's sampling state: its random stream, what it has generated, its penalties, its grammar. A
+sequence's draws depend on its own logits and seed only, so a seed gives the same text in any batch.
 Arithmetic is numpy, one row at a time.
 """
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from perilune.core import SamplingParams, TokenLogprob
 from perilune.errors import InternalError, InvalidRequest
+from perilune.runtime.grammar import Constraint
 
 Row = NDArray[np.float32]
 MAX_LOGPROBS = 20
@@ -21,11 +22,20 @@ _NUCLEUS_HEAD = 1024  # candidates sorted before the whole vocabulary is
 
 
 class SequenceSampler:
-    """Sampling state of one sequence. `seed` is used where the parameters name none."""
+    """Sampling state of one sequence. `seed` is used where the parameters name none; `constraint` follows their
+    grammar."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], vocab_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        vocab_size: int,
+        seed: int,
+        constraint: Constraint | None = None,
+    ) -> None:
         check_sampling(params, vocab_size)
         self._params = params
+        self._constraint = constraint
         self._random = np.random.Generator(np.random.PCG64(seed if params.seed is None else params.seed % 2**64))
         self._counts: dict[int, int] = {}
         self._seen: set[int] = set(prompt_ids) if params.repetition_penalty != 1.0 else set()
@@ -33,7 +43,8 @@ class SequenceSampler:
     @property
     def plain_greedy(self) -> bool:
         """Whether the next token is the largest logit and nothing else is asked."""
-        return self._params.temperature == 0.0 and not self._adjusts and self._params.logprobs is None
+        plain = self._params.temperature == 0.0 and not self._adjusts and self._params.logprobs is None
+        return plain and self._constraint is None
 
     @property
     def _adjusts(self) -> bool:
@@ -44,6 +55,8 @@ class SequenceSampler:
     def sample(self, logits: Row) -> tuple[int, TokenLogprob | None]:
         """Draw a token from fp32 logits [vocab], which are left as they are, and remember it."""
         adjusted = self._adjust(logits) if self._adjusts else logits
+        if self._constraint is not None:
+            adjusted = np.where(self._constraint.allowed(len(logits)), adjusted, np.float32(-np.inf))
         token = int(adjusted.argmax()) if self._params.temperature == 0.0 else self._draw(adjusted)
         self.accept(token, logits)
         return token, self._logprob(logits, token)
@@ -54,6 +67,8 @@ class SequenceSampler:
             raise InternalError(
                 "The model produced numbers that are not finite.", hint="Report this, with the log."
             )
+        if self._constraint is not None:
+            self._constraint.accept(token)
         if self._adjusts:
             self._counts[token] = self._counts.get(token, 0) + 1
             if self._params.repetition_penalty != 1.0:

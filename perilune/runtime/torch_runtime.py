@@ -32,6 +32,7 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.memory import populate
 from perilune.kernels.tiers import AttentionPolicy, SegmentLayout
+from perilune.runtime.grammar import GrammarCompiler, constraint_of
 from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.kv.tiers import SegmentTiers, TierSize
 from perilune.runtime.models.decoder import Decoder
@@ -103,6 +104,7 @@ class TorchRuntime:
         max_context_tokens: int | None = None,
         tiers: TierSize | None = None,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         config = weights.config
         self._weights = weights
@@ -114,6 +116,7 @@ class TorchRuntime:
         self._written = np.zeros(num_blocks, np.bool_)
         self._samplers: dict[str, SequenceSampler] = {}
         self._entropy = entropy
+        self._grammars = grammars
         self._stepping = threading.RLock()
         self._closed = False
         window = max_context_tokens or config.max_context_tokens
@@ -178,7 +181,9 @@ class TorchRuntime:
             if seq_id in self._samplers:
                 raise InvalidStateError(f"Sequence {seq_id} is open already.", hint="Release it first.")
             vocab = self._weights.config.vocab_size
-            self._samplers[seq_id] = SequenceSampler(sampling, prompt_token_ids, vocab, self._entropy())
+            constraint = constraint_of(sampling, self._grammars)
+            seed = self._entropy()
+            self._samplers[seq_id] = SequenceSampler(sampling, prompt_token_ids, vocab, seed, constraint)
 
     def release_context(self, seq_id: str) -> None:
         with self._step():

@@ -46,7 +46,7 @@ from perilune.service.material import Material, MaterialReader
 from perilune.service.model import ServedModel
 from perilune.service.passages import citation, joined
 from perilune.service.planner import Facts, choose, too_long
-from perilune.service.ports import Library, Tokenizer
+from perilune.service.ports import Grammars, Library, Tokenizer
 from perilune.service.predictor import Predictor
 from perilune.service.recall import (
     CANDIDATES,
@@ -92,6 +92,7 @@ class Parts:
     model: ServedModel
     tokenizer: Tokenizer
     composer: Composer
+    grammars: Grammars
     library: Library
     documents: DocumentService
     sessions: SessionService

@@ -16,6 +16,7 @@ from perilune.core import (
     EngineStats,
     Event,
     FileRecord,
+    Grammar,
     Page,
     Passage,
     Request,
@@ -85,6 +86,15 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
     def stream(self) -> StreamDecoder: ...
+
+
+class Grammars(Protocol):
+    """The forms that answers may be held to: `runtime.grammar.GrammarCompiler`."""
+
+    def constrain(self, grammar: Grammar) -> object:
+        """Prepare one, so that the engine finds it compiled. Raises `InvalidRequest` for what can't be followed.
+        Takes up to a second: call it in a thread."""
+        ...
 
 
 class ChatTemplate(Protocol):

@@ -72,6 +72,8 @@ class Service:
         check_sampling(request.sampling, parts.model.vocab_size)
         if not self._ready:
             raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
+        if request.sampling.grammar is not None:
+            await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())
         with self._admission.enter(request.n):
             async with aclosing(Answer(parts, request).events()) as events:

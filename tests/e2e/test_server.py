@@ -7,11 +7,12 @@ import time
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 from tests.e2e.conftest import MODEL, Server
 
@@ -178,6 +179,43 @@ def _stream_times(server: Server, prompt: str) -> tuple[float, float]:
     assert text.endswith(b"data: [DONE]\n\n")
     assert text.count(b'"processed":') >= 1
     return times[1] - start, max(after - before for before, after in pairwise(times))
+
+
+class Person(BaseModel):
+    """Bounded: a small model writes on until it must end."""
+
+    name: str = Field(max_length=40)
+    age: int
+    languages: list[Literal["en", "zh"]] = Field(max_length=3)
+
+
+def test_an_answer_of_a_given_form(server: Server) -> None:
+    messages: Any = [{"role": "user", "content": "Describe a person as JSON, with name, age and languages."}]
+    parsed = server.client.chat.completions.parse(
+        model=MODEL, messages=messages, response_format=Person, temperature=0, max_tokens=200
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Person)
+    any_object = server.client.chat.completions.create(
+        model=MODEL,
+        messages=messages,
+        response_format={"type": "json_object"},
+        temperature=1,
+        seed=4,
+        max_tokens=60,
+    )
+    if any_object.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(said(any_object)), dict)
+    else:
+        assert said(any_object).startswith("{")
+    for stream in (False, True):
+        body = {"structured_outputs": {"choice": ["apple", "pear"]}}
+        answer = server.client.chat.completions.create(**ASK, stream=stream, extra_body=body)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in answer) if stream else said(answer)
+        assert text in ("apple", "pear")
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    with pytest.raises(openai.BadRequestError) as wrong:
+        server.client.chat.completions.create(**ASK, response_format=form)
+    assert wrong.value.param == "response_format.json_schema.schema"
 
 
 def test_errors(server: Server) -> None:

@@ -15,12 +15,14 @@ from perilune.core import (
     Event,
     FilePart,
     FileStatus,
+    Grammar,
     Message,
     Request,
     SamplingParams,
     TextDelta,
     TextPart,
 )
+from perilune.errors import InvalidRequest
 from perilune.service.admission import Admission
 from perilune.service.answer import Limits, Parts
 from perilune.service.backends.local import LocalBackend
@@ -85,6 +87,7 @@ class Bench:
             ),
             tokenizer=self.tokenizer,
             composer=composer,
+            grammars=NoGrammars(),
             library=self.library,
             documents=self.documents,
             sessions=SessionService(self.kept, self.documents.forget_kv, telemetry),
@@ -111,6 +114,13 @@ class Bench:
 
     async def ask(self, question: str, **options: Any) -> list[Event]:
         return [event async for event in self.service.run(request(question, **options))]
+
+
+class NoGrammars:
+    """The fake engine follows no forms."""
+
+    def constrain(self, grammar: Grammar) -> object:
+        raise InvalidRequest("No forms here.", hint="Leave it out.", param=grammar.param)
 
 
 def request(
