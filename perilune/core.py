@@ -251,6 +251,41 @@ class TurnCitation:
     quote: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProfileFact:
+    """What a user said about themselves, or wrote into their profile. Times are seconds since the epoch.
+
+    `since` is when it became true, `until` when something else did (None: it is true now), `written_at` when it was
+    said. `session_id` and `turn` say where, `start` and `end` are the sentence's characters in that turn; None for
+    what was written by hand."""
+
+    key: str
+    value: str
+    since: float
+    written_at: float
+    until: float | None = None
+    session_id: str | None = None
+    turn: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SummarySentence:
+    """A sentence of a summary, as its source has it unless `corrected`.
+
+    Of a session, `number` is the turn and `start`, `end` are characters in it; of a file, `number` is the page
+    and they are characters of the whole text."""
+
+    source_id: str
+    number: int
+    start: int
+    end: int
+    text: str
+    speaker: str | None = None
+    corrected: bool = False
+
+
 # ------------------------------------------------------------------------------------ engine work and events
 
 

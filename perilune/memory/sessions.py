@@ -1,4 +1,5 @@
-"""Sessions as the service asks for them (`service.ports.SessionStore`): kept, listed, read, searched, deleted.
+"""Sessions as the service asks for them (`service.ports.SessionStore`): kept, listed, read, searched, deleted;
+and what is made of them: summaries and the user's profile.
 
 Knows the rows of sessions and the search over them; not requests, prompts or HTTP. Every call is bound to a tenant
 in SQL. Turns count from 1 here and from 0 in the rows.
@@ -7,14 +8,16 @@ in SQL. Turns count from 1 here and from 0 in the rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from perilune.core import Passage, SessionInfo, SessionTurn
-from perilune.errors import NotFound
-from perilune.memory import audit, entries
+from perilune.core import Passage, ProfileFact, SessionInfo, SessionTurn, SummarySentence
+from perilune.errors import InvalidRequest, NotFound
+from perilune.memory import audit, entries, export, profile
+from perilune.memory.facts import MAX_KEY_CHARS, MAX_VALUE_CHARS, normal_key
+from perilune.memory.keys import validate_tenant
 from perilune.memory.memory import Memory, Turn
 from perilune.memory.retrieve import Hit
 from perilune.memory.schema import ENTRIES
@@ -32,11 +35,11 @@ class Sessions:
         self._memory = memory
         self._clock = clock
 
-    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]]) -> int:
+    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]], learn: bool = False) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the number of the first turn.
-        Raises `InvalidRequest` for a bad id."""
+        `learn` facts for the profile from what the user says. Raises `InvalidRequest` for a bad id."""
         turns = [Turn(speaker, text, at) for speaker, text, at in said]
-        return self._memory.add_turns(tenant, session_id, turns) + 1
+        return self._memory.add_turns(tenant, session_id, turns, learn) + 1
 
     def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
         """The tenant's sessions, the one with the newest turn first."""
@@ -75,6 +78,63 @@ class Sessions:
             entries.remove_source(connection, tenant, session_id)
             audit.write(connection, self._clock(), "session.delete", tenant, session_id)
         self._memory.deleted()
+
+    # ------------------------------------------------------------------------------------- profile and summaries
+
+    def profile(self, tenant: str, history: bool) -> list[ProfileFact]:
+        """What is known about the user, in the order in which it was learnt; `history` adds what was true
+        before."""
+        with self._store.read() as connection:
+            return (profile.history if history else profile.current)(connection, tenant)
+
+    def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None:
+        """Set keys by hand; None erases one. All or nothing. Raises `InvalidRequest` for an empty or long one."""
+        validate_tenant(tenant)
+        changes = {normal_key(key): value for key, value in values.items()}
+        for key, value in values.items():
+            if not key.strip() or len(key) > MAX_KEY_CHARS or not key.isprintable():
+                raise InvalidRequest(f"A key has 1 to {MAX_KEY_CHARS} printable characters.", param="facts")
+            if value is not None and (not value.strip() or len(value) > MAX_VALUE_CHARS or not value.isprintable()):
+                raise InvalidRequest(
+                    f"A value has 1 to {MAX_VALUE_CHARS} printable characters.",
+                    hint="null erases a key.",
+                    param="facts",
+                )
+        with self._store.write() as connection:
+            for key, value in changes.items():
+                if value is None:
+                    profile.erase(connection, tenant, key)
+                    audit.write(connection, self._clock(), "profile.erase", tenant, key)
+                else:
+                    profile.write(connection, tenant, key, value.strip(), self._clock())
+
+    def erase_profile(self, tenant: str, key: str | None) -> int:
+        """Delete a key with its history, or everything; returns how many statements that were. Raises
+        `NotFound` for a key that isn't there."""
+        with self._store.write() as connection:
+            gone = profile.erase(connection, tenant, None if key is None else normal_key(key))
+            if key is not None and not gone:
+                raise NotFound(
+                    "The profile has no such key.", hint="`perilune memory show` lists them.", param="key"
+                )
+            audit.write(connection, self._clock(), "profile.erase", tenant, "" if key is None else normal_key(key))
+        return gone
+
+    def summary(self, tenant: str, source_id: str) -> list[SummarySentence]:
+        """The whole rolling summary of a session or file, in order. Raises `NotFound`."""
+        return self._memory.summaries.read(tenant, source_id)
+
+    def brief(self, tenant: str, session_id: str) -> list[SummarySentence]:
+        """A session's summary for a prompt: the best first. Empty where there is none."""
+        return self._memory.summaries.best_first(tenant, session_id)
+
+    def correct_summary(self, tenant: str, source_id: str, number: int, start: int, text: str | None) -> None:
+        """See `Summaries.correct`."""
+        self._memory.summaries.correct(tenant, source_id, number, start, text)
+
+    def export(self, tenant: str) -> Iterator[dict[str, Any]]:
+        """See `export.records`."""
+        return export.records(self._store, tenant)
 
 
 def _infos(tenant: str) -> sa.Select[Any]:
