@@ -282,9 +282,11 @@ def _service(
     from perilune.service.kv_health import KVHealth
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
+    from perilune.service.tools.formats import format_of
 
     backend = LocalBackend(engine)
-    composer = Composer(loaded.tokenizer, loaded.chat_template, model.window_tokens)
+    notation = format_of(loaded.chat_template.source if loaded.chat_template is not None else "")
+    composer = Composer(loaded.tokenizer, loaded.chat_template, model.window_tokens, notation.result_role)
 
     def kv_of(tenant: str) -> KVPolicy:
         return KVPolicy(settings.kv_cache.tenants.get(tenant, settings.kv_cache.policy))
@@ -315,6 +317,7 @@ def _service(
         tokenizer=loaded.tokenizer,
         composer=composer,
         grammars=loaded.grammars,
+        tool_format=notation,
         library=library,
         documents=documents,
         sessions=SessionService(kept, documents.forget_kv, telemetry),

@@ -54,6 +54,7 @@ class PlanKind(StrEnum):
 class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"  # of a choice whose answer is calls; engines know it not
     CANCELLED = "cancelled"
     ERROR = "error"
 
@@ -110,9 +111,49 @@ class FilePart:
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the caller can run. `parameters` is a JSON Schema of an object, as text; `strict`: calls
+    follow every keyword of it, or the request is refused."""
+
+    name: str
+    description: str = ""
+    parameters: str = '{"type": "object"}'
+    strict: bool = False
+
+
+class ToolMode(StrEnum):
+    AUTO = "auto"  # calls or text, as the model likes
+    NONE = "none"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What is offered, and what of it must be called: `name` is the one tool that is wanted (mode REQUIRED)."""
+
+    offered: tuple[Tool, ...] = ()
+    mode: ToolMode = ToolMode.AUTO
+    name: str | None = None
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made. `arguments` is JSON text."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    role: str  # "system" | "user" | "assistant"
+    """`tool_calls` are an assistant's; `tool_call_id` is whose result a message of the role tool is."""
+
+    role: str  # "system" | "user" | "assistant" | "tool"
     parts: tuple[TextPart | FilePart, ...]
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
     @property
     def text(self) -> str:
@@ -140,6 +181,7 @@ class Request:
     attention_preset: str | None = None  # None: the configured one
     session_id: str | None = None  # the session that keeps the question and its answer
     recall: tuple[str, ...] = ()  # sessions whose old turns may enter the prompt
+    tools: Tools = field(default_factory=Tools)
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -483,6 +525,17 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A choice's call number `index`: first with its id and name, then with pieces of its arguments (JSON text)."""
+
+    choice: int
+    index: int
+    arguments: str = ""
+    call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceFinished:
     choice: int
     reason: FinishReason
@@ -496,4 +549,13 @@ class Completed:
     report: Report
 
 
-Event = StageStarted | Planned | PrefillProgress | CitationAdded | TextDelta | ChoiceFinished | Completed
+Event = (
+    StageStarted
+    | Planned
+    | PrefillProgress
+    | CitationAdded
+    | TextDelta
+    | ToolCallDelta
+    | ChoiceFinished
+    | Completed
+)

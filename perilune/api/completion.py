@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import perilune
 from perilune.api import sse
 from perilune.api.schema import TIER_OF_CLASS, ChatCall
+from perilune.api.tools import call_dict
 from perilune.core import (
     ChoiceFinished,
     CitationAdded,
@@ -25,6 +27,8 @@ from perilune.core import (
     PrefillProgress,
     StageStarted,
     TextDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 from perilune.errors import InternalError
@@ -44,8 +48,9 @@ def fingerprint(model: str) -> str:
 
 
 def finish_reason(event: ChoiceFinished) -> str:
-    """`stop` or `length`. Raises `InternalError` for a choice that was cut off: it must not look complete."""
-    if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+    """`stop`, `length` or `tool_calls`. Raises `InternalError` for a choice that was cut off: it must not look
+    complete."""
+    if event.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS):
         return event.reason.value
     raise InternalError("The answer was cut off by the server.", hint="Send the request again.")
 
@@ -108,16 +113,30 @@ class WholeAnswer(_Answer):
         self._texts: list[list[str]] = [[] for _ in choices]
         self._logprobs: list[list[DecodedLogprob]] = [[] for _ in choices]
         self._reasons: list[str | None] = [None for _ in choices]
+        self._calls: list[list[ToolCall]] = [[] for _ in choices]
         self._end: Completed | None = None
 
     def add(self, event: Event) -> None:
         if isinstance(event, TextDelta):
             self._texts[event.choice].append(event.text)
             self._logprobs[event.choice].extend(event.logprobs)
+        elif isinstance(event, ToolCallDelta):
+            self._add_call(self._calls[event.choice], event)
         elif isinstance(event, ChoiceFinished):
             self._reasons[event.choice] = finish_reason(event)
         elif isinstance(event, Completed):
             self._end = event
+
+    @staticmethod
+    def _add_call(calls: list[ToolCall], event: ToolCallDelta) -> None:
+        if event.call_id is not None:
+            calls.append(ToolCall(event.call_id, event.name or "", ""))
+        calls[event.index] = replace(calls[event.index], arguments=calls[event.index].arguments + event.arguments)
+
+    def _message(self, index: int) -> dict[str, Any]:
+        text, calls = "".join(self._texts[index]), self._calls[index]
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        return message | ({"tool_calls": [call_dict(call) for call in calls]} if calls else {})
 
     def body(self) -> dict[str, Any]:
         """Raises `InternalError` when the service ended without saying that it completed."""
@@ -126,11 +145,11 @@ class WholeAnswer(_Answer):
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(texts), "refusal": None},
+                "message": self._message(index),
                 "logprobs": logprobs_dict(self._logprobs[index]) if self._wants_logprobs else None,
                 "finish_reason": self._reasons[index],
             }
-            for index, texts in enumerate(self._texts)
+            for index in range(self._call.request.n)
         ]
         end = self._end
         return {
@@ -163,6 +182,8 @@ class StreamedAnswer(_Answer):
         """The bytes that tell a client of `event`; empty when it has nothing to learn yet."""
         if isinstance(event, TextDelta):
             return self._text(event)
+        if isinstance(event, ToolCallDelta):
+            return self._called(event)
         if isinstance(event, ChoiceFinished):
             return self._finished(event)
         if isinstance(event, Completed):
@@ -182,6 +203,14 @@ class StreamedAnswer(_Answer):
         if self._wants_logprobs:
             choice["logprobs"] = logprobs_dict(event.logprobs)
         return self._chunk(choice)
+
+    def _called(self, event: ToolCallDelta) -> bytes:
+        function: dict[str, Any] = {"arguments": event.arguments}
+        call: dict[str, Any] = {"index": event.index, "function": function}
+        if event.call_id is not None:
+            call |= {"id": event.call_id, "type": "function"}
+            function["name"] = event.name
+        return self._chunk(self._choice(event.choice, {"tool_calls": [call]}))
 
     def _finished(self, event: ChoiceFinished) -> bytes:
         choice = self._choice(event.choice, {}, finish_reason(event))

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from perilune.api.errors import Unsupported
 from perilune.api.forms import WireResponseFormat, WireStructured, grammar_of
 from perilune.api.limits import parse_json_object
+from perilune.api.tools import MAX_CALLS, Choice, Offered, WireCall, calls_of, tools_of
 from perilune.config import Settings
 from perilune.core import (
     ContextPolicy,
@@ -43,8 +44,6 @@ _SMALLEST_TOP_P = 1e-6
 Number = TypeVar("Number", int, float)
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "audio": (None,),
@@ -69,7 +68,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 """Field -> values that change nothing and are accepted."""
 
 _UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
-    "tool_calls": (None, []),
     "function_call": (None,),
     "audio": (None,),
     "partial": (None, False),
@@ -118,9 +116,14 @@ class WirePart(Wire):
     file_id: str | None = Field(None, max_length=128)
 
 
+Parts = Annotated[list[WirePart], BeforeValidator(_as_parts), Field(min_length=1, max_length=MAX_PARTS)]
+
+
 class WireMessage(Wire):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[list[WirePart], BeforeValidator(_as_parts), Field(min_length=1, max_length=MAX_PARTS)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Parts | None = None
+    tool_calls: Annotated[list[WireCall], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
 
 
 class WireStreamOptions(Wire):
@@ -165,6 +168,9 @@ class WireChat(Wire):
     ignore_eos: bool | None = None
     response_format: WireResponseFormat | None = None
     structured_outputs: WireStructured | None = None
+    tools: Offered | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
     deadline: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
@@ -215,6 +221,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         attention_preset=wire.attention_preset,
         session_id=wire.session,
         recall=_recall(wire),
+        tools=tools_of(wire.tools, wire.tool_choice, wire.parallel_tool_calls),
     )
     if request.session_id is not None and caller.role == "read-only":
         raise Forbidden(
@@ -261,7 +268,7 @@ def _check_counts(raw: Mapping[str, Any], max_messages: int) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, dict):
             continue
-        if message.get("role") in ("tool", "function"):
+        if message.get("role") == "function":
             raise _unsupported(f"messages[{index}].role")
         for field, neutral in _UNSUPPORTED_IN_MESSAGE.items():
             if field in message and message[field] not in neutral:
@@ -285,12 +292,24 @@ def _recall(wire: WireChat) -> tuple[str, ...]:
 
 
 def _messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
-    return tuple(
-        Message(
-            role="system" if message.role == "developer" else message.role,
-            parts=tuple(_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(message.content)),
+    return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
+
+
+def _message(wire: WireMessage, param: str) -> Message:
+    calls = calls_of(wire.tool_calls or (), f"{param}.tool_calls")
+    if calls and wire.role != "assistant":
+        raise InvalidRequest("Only an assistant makes calls.", param=f"{param}.tool_calls")
+    if wire.content is None and not calls:
+        raise InvalidRequest(f"{param} has no content.", hint="Send a text.", param=f"{param}.content")
+    if wire.role == "tool" and wire.tool_call_id is None:
+        raise InvalidRequest(
+            f"{param} doesn't say which call it answers.", hint="Send tool_call_id.", param=f"{param}.tool_call_id"
         )
-        for index, message in enumerate(wire)
+    return Message(
+        role="system" if wire.role == "developer" else wire.role,
+        parts=tuple(_part(part, f"{param}.content[{at}]") for at, part in enumerate(wire.content or ())),
+        tool_calls=calls,
+        tool_call_id=wire.tool_call_id,
     )
 
 

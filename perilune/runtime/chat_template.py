@@ -86,6 +86,7 @@ class JinjaChatTemplate:
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
+        self.source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"]

@@ -58,6 +58,7 @@ from perilune.service.recall import (
 )
 from perilune.service.refine import Refined, Refiner
 from perilune.service.sessions import SessionService, Visit, session_owner
+from perilune.service.tools.formats import ToolFormat
 from perilune.telemetry import Telemetry
 
 ANSWER_RESERVE_TOKENS = 256
@@ -93,6 +94,7 @@ class Parts:
     tokenizer: Tokenizer
     composer: Composer
     grammars: Grammars
+    tool_format: ToolFormat
     library: Library
     documents: DocumentService
     sessions: SessionService

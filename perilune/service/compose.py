@@ -106,15 +106,21 @@ class Prompt:
 class Composer:
     """Prompts of one model. Thread-safe; calls take milliseconds (long documents more), so run them in a thread.
 
-    `window_tokens` bounds what is tokenised of a conversation; None: all of it.
+    `window_tokens` bounds what is tokenised of a conversation; None: all of it. `result_role` is the role that the
+    template knows for results of tools.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, window_tokens: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        window_tokens: int | None = None,
+        result_role: str = "user",
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._window = window_tokens
+        self._result_role = result_role
         self._documents: OrderedDict[str, array[int]] = OrderedDict()
         self._forgotten: set[str] = set()
         self._lock = threading.Lock()
@@ -247,7 +253,7 @@ class Composer:
             system.extend(conversation.instruction_ids)
         elif context:
             system.extend(self._tokenizer.encode(instructions))
-        turns = [(turn.role, array("i", turn.token_ids)) for turn in conversation.turns]
+        turns = [(self._role(turn), array("i", turn.token_ids)) for turn in conversation.turns]
         ways = [[("system", system), *turns], _folded(system, self._tokenizer, turns)] if len(system) else [turns]
         refusal: InvalidRequest | None = None
         for contents in ways:
@@ -261,6 +267,9 @@ class Composer:
         if refusal is not None:
             raise refusal
         return self._plain(ways[0])
+
+    def _role(self, turn: Turn) -> str:
+        return self._result_role if turn.role == "tool" else turn.role
 
     def context_prefix(self, context: Sequence[array[int]]) -> array[int]:
         """The tokens that every prompt with this context starts with: what ingest prefills."""

@@ -18,6 +18,7 @@ from perilune.service.answer import Answer, Parts
 from perilune.service.documents import DocumentService
 from perilune.service.ports import Caller, KVView, ModelCard
 from perilune.service.sessions import SessionService
+from perilune.service.tools.stream import ToolStream, prepared
 
 CALIBRATION_TOKENS = 384
 WARM_UP_TOKENS = 33
@@ -72,13 +73,18 @@ class Service:
         check_sampling(request.sampling, parts.model.vocab_size)
         if not self._ready:
             raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
+        stream = None
+        if request.tools.offered or any(message.role == "tool" for message in request.messages):
+            request = prepared(request, parts.tool_format)
+            stream = ToolStream(parts.tool_format, request.n)
         if request.sampling.grammar is not None:
             await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())
         with self._admission.enter(request.n):
             async with aclosing(Answer(parts, request).events()) as events:
                 async for event in events:
-                    yield event
+                    for item in stream.translate(event) if stream is not None else (event,):
+                        yield item
 
     async def authenticate(self, key: str | None) -> Caller:
         return await asyncio.to_thread(self._authenticate, key)

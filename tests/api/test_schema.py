@@ -131,7 +131,7 @@ def test_wrong_values_name_their_field(field: str, value: Any) -> None:
         ({}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "wizard", "content": "x"}, "messages[0].role"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "messages[0].role"),
+        ({"role": "function", "content": "x", "name": "f"}, "messages[0].role"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": 5}, "messages[0].content"),
         ({"role": "user", "content": []}, "messages[0].content"),
@@ -147,7 +147,7 @@ def test_wrong_values_name_their_field(field: str, value: Any) -> None:
         ),
         ({"role": "user", "content": [{"type": "file", "file": 3}]}, "messages[0].content[0].file"),
         ({"role": "user", "content": [{"type": "input_file"}]}, "messages[0].content[0].file_id"),
-        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].id"),
         ({"role": "assistant", "content": "x", "partial": True}, "messages[0].partial"),
     ],
 )

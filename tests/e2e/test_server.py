@@ -218,6 +218,57 @@ def test_an_answer_of_a_given_form(server: Server) -> None:
     assert wrong.value.param == "response_format.json_schema.schema"
 
 
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Oslo", "Paris"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_tools_are_called_and_their_results_read(server: Server) -> None:
+    create = server.client.chat.completions.create
+    messages: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
+    ask: Any = {"model": MODEL, "tools": [WEATHER], "temperature": 0, "max_tokens": 80}
+    called = create(**ask, messages=messages, tool_choice="required", parallel_tool_calls=False)
+    choice = called.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "weather"
+    arguments = json.loads(call.function.arguments)
+    jsonschema.validate(arguments, WEATHER["function"]["parameters"])
+
+    with server.client.chat.completions.stream(
+        **ask, messages=messages, tool_choice={"type": "function", "function": {"name": "weather"}}
+    ) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls"
+    assert streamed.message.tool_calls is not None
+    assert json.loads(streamed.message.tool_calls[0].function.arguments) == arguments
+
+    messages += [
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "Snow."},
+    ]
+    answer = create(**ask, messages=messages, tool_choice="none")
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert said(answer)
+    with pytest.raises(openai.BadRequestError) as lonely:
+        create(**ask, messages=[*messages[:1], {"role": "tool", "tool_call_id": "call_9", "content": "Snow."}])
+    assert lonely.value.param == "messages[1].tool_call_id"
+
+
 def test_errors(server: Server) -> None:
     create = server.client.chat.completions.create
     with pytest.raises(openai.NotFoundError) as missing:

@@ -34,6 +34,7 @@ from perilune.service.predictor import Predictor
 from perilune.service.rates import Rates
 from perilune.service.service import Service
 from perilune.service.sessions import SessionService
+from perilune.service.tools.formats import Hermes
 from perilune.telemetry import Telemetry
 from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, Template, upload_bytes
 
@@ -88,6 +89,7 @@ class Bench:
             tokenizer=self.tokenizer,
             composer=composer,
             grammars=NoGrammars(),
+            tool_format=Hermes(),
             library=self.library,
             documents=self.documents,
             sessions=SessionService(self.kept, self.documents.forget_kv, telemetry),

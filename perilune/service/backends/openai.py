@@ -1,9 +1,9 @@
 """Any OpenAI-compatible URL as a backend (vLLM, llama.cpp, SGLang, another perilune, DeepSeek, Moonshot …).
 
 Knows HTTP and which status means what; the dialect is in dialect.py, what may leave in departure.py. It always
-streams: only so a hang is told from a long answer, and the time to the first token is known. It follows no redirect,
-no proxy of the environment and no address but the configured one. It distrusts what comes: sizes are bounded, and
-nothing of it is quoted in errors.
+streams: only so a hang is told from a long answer, and the time to the first token is known. It follows no
+redirect, no proxy of the environment and no address but the configured one. It distrusts what comes: sizes are
+bounded, and nothing of it is quoted in errors.
 """
 
 from __future__ import annotations
