@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perilune.config import KVCacheSettings, Settings
+from perilune.config import BackendSettings, KVCacheSettings, Settings
 from perilune.core import BLOCK_TOKENS, KVPolicy
 from perilune.errors import ConfigError
 from perilune.runtime.evaluate.length_record import read as read_length
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from perilune.runtime.kv.disk import DiskKVStore
     from perilune.runtime.kv.sizing import TierSettings
     from perilune.runtime.loader import LoadedModel, ModelInfo
-    from perilune.service.answer import Limits
+    from perilune.service.answer import Limits, Parts
+    from perilune.service.backends.openai import Address
+    from perilune.service.pool import Backends
     from perilune.service.predictor import Predictor
     from perilune.service.service import Service
 
@@ -332,7 +334,91 @@ def _service(
         preset=settings.attention.preset,
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
-    return Service(parts, Admission(places, telemetry), _authenticator(keys), KVHealth(engine, settings))
+    backends = _backends(settings, parts)
+    return Service(parts, Admission(places, telemetry), _authenticator(keys), KVHealth(engine, settings), backends)
+
+
+def _backends(settings: Settings, parts: Parts) -> Backends:
+    """The local engine and every configured backend as targets of one router. Raises `ConfigError`."""
+    from perilune.service.backends.health import Health, HealthRules
+    from perilune.service.backends.local_chat import LocalChat
+    from perilune.service.backends.openai import OpenAIBackend
+    from perilune.service.pool import Backends
+    from perilune.service.routed import Routes
+    from perilune.service.routing import Prices, Router, Target
+
+    routing, check = settings.routing, settings.model_serving.health_check
+    rules = HealthRules(routing.eject_after, routing.eject)
+    local = LocalChat(
+        parts.model,
+        parts.backend,
+        parts.composer,
+        parts.tokenizer,
+        parts.predictor,
+        parts.salt_of,
+        parts.kv_of,
+        settings.model_serving.timeout,
+    )
+    targets = [
+        Target(
+            local,
+            parts.model.model_id,
+            Health(rules, local.window_tokens, parts.clock),
+            most_calls=settings.server.max_queue,
+            continues=True,
+            remote=False,
+        )
+    ]
+    for given in settings.backends:
+        backend = OpenAIBackend(_address(given, check.timeout))
+        targets.append(
+            Target(
+                backend,
+                given.serves or given.model,
+                Health(rules, given.context_tokens, parts.clock),
+                Prices(given.prompt_cost, given.completion_cost, given.cached_cost),
+                given.max_concurrency,
+                given.continues,
+            )
+        )
+    names = [target.name for target in targets]
+    if double := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"Two backends are called {double[0]!r}.", hint="Give each its own name.", param="backends"
+        )
+    served = {target.serves for target in targets} | parts.model.aliases
+    for chain in routing.fallbacks:
+        if unknown := [name for name in chain if name not in served]:
+            raise ConfigError(
+                f"routing.fallbacks names the model {unknown[0]!r}, which nothing here serves.",
+                hint=f"Served are {', '.join(sorted(served))}.",
+                param="routing.fallbacks",
+            )
+    router = Router(targets, parts.clock, parts.telemetry)
+    return Backends(Routes(router, routing.fallbacks), check.interval, parts.clock, parts.telemetry)
+
+
+def _address(given: BackendSettings, probe_s: float) -> Address:
+    """Raises `ConfigError` for a key that isn't in the environment, and for a bad URL."""
+    from perilune.service.backends.openai import Address
+
+    key = os.environ.get(given.key_env, "") if given.key_env else ""
+    if given.key_env and not key:
+        raise ConfigError(
+            f"Backend {given.name}: the environment variable {given.key_env} is not set.",
+            hint="Set it to the API key, or leave key_env out.",
+            param="backends",
+        )
+    return Address(
+        given.name,
+        given.url,
+        given.model,
+        given.context_tokens,
+        key,
+        given.connect_timeout,
+        given.silence,
+        probe_s,
+    )
 
 
 def _tier_policy(settings: Settings) -> TierPolicy:

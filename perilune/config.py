@@ -7,6 +7,7 @@ Environment variables are `PERILUNE_` + the path of the key in capitals, levels 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -161,12 +162,8 @@ class RuntimeSettings(Block):
 
 
 class HealthCheck(Block):
-    interval: float = Field(
-        10.0, gt=0, description="Seconds between health checks of an instance. (Not active yet.)"
-    )
-    timeout: float = Field(
-        5.0, gt=0, description="Seconds after which a silent instance is unhealthy. (Not active yet.)"
-    )
+    interval: float = Field(10.0, gt=0, description="Seconds between health checks of a backend.")
+    timeout: float = Field(5.0, gt=0, description="Seconds after which a silent backend is unhealthy.")
 
 
 class ResourceLimits(Block):
@@ -233,6 +230,46 @@ class MemorySettings(Block):
     )
 
 
+class BackendSettings(Block):
+    """One entry of `backends`: any server that speaks OpenAI's chat dialect."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$", description="How reports and metrics call it.")
+    url: str = Field(min_length=8, description="Base URL that /chat/completions follows: https://host/v1.")
+    model: str = Field(min_length=1, max_length=256, description="The model's name there.")
+    serves: str = Field("", max_length=256, description="The name callers use for it. Empty: the model's own.")
+    key_env: str = Field("", description="Environment variable that holds its API key. Empty: it needs none.")
+    context_tokens: int = Field(8192, ge=256, description="Its window, prompt and answer together.")
+    prompt_cost: float = Field(0.0, ge=0, description="Cost of a million prompt tokens, in any unit.")
+    completion_cost: float = Field(0.0, ge=0, description="Cost of a million completion tokens.")
+    cached_cost: float | None = Field(None, ge=0, description="Cost of a million cached prompt tokens.")
+    max_concurrency: int = Field(64, ge=1, le=1024, description="Requests it gets at once.")
+    connect_timeout: float = Field(2.0, gt=0, description="Seconds to connect.")
+    silence: float = Field(60.0, gt=0, description="Longest pause inside an answer, in seconds.")
+    continues: bool = Field(
+        False, description="It takes continue_final_message, so answers can go on there (vLLM)."
+    )
+
+
+def parse_json(value: object) -> object:
+    """A list or mapping from JSON, as the environment writes it."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("the value is no JSON") from None
+    return value
+
+
+class RoutingSettings(Block):
+    fallbacks: Annotated[tuple[tuple[str, ...], ...], BeforeValidator(parse_json)] = Field(
+        (),
+        description="Lists of models: the first one's questions may be answered by the others, in that order, "
+        "where it can't answer in time. Always disclosed.",
+    )
+    eject_after: int = Field(3, ge=1, description="Failures in a row after which a backend is out of service.")
+    eject: float = Field(2.0, gt=0, description="Seconds out of service, doubled each time up to a minute.")
+
+
 class Settings(Block):
     """Everything that can be configured."""
 
@@ -250,6 +287,10 @@ class Settings(Block):
     deadlines: DeadlineSettings = DeadlineSettings()
     documents: DocumentSettings = DocumentSettings()
     memory: MemorySettings = MemorySettings()
+    backends: Annotated[tuple[BackendSettings, ...], BeforeValidator(parse_json)] = Field(
+        (), description="Other servers that answer chats; see docs/backends.md. In the environment: a JSON list."
+    )
+    routing: RoutingSettings = RoutingSettings()
 
 
 def default_home() -> Path:

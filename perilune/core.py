@@ -182,6 +182,8 @@ class Request:
     session_id: str | None = None  # the session that keeps the question and its answer
     recall: tuple[str, ...] = ()  # sessions whose old turns may enter the prompt
     tools: Tools = field(default_factory=Tools)
+    whole: bool = False  # nobody sees text before the answer's end
+    key_id: str | None = None  # the API key that asks; its limits apply
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -466,6 +468,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One backend that was asked. `outcome` is `answered`, `left` (nobody waited any more) or its fault's kind."""
+
+    backend: str
+    model: str
+    outcome: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The `perilune` object beside the standard fields; its JSON schema is docs/perilune-object.schema.json."""
 
@@ -478,6 +490,8 @@ class Report:
     backend: str
     citations: tuple[Citation | TurnCitation, ...] = ()
     degradations: tuple[Degradation, ...] = ()
+    attempts: tuple[Attempt, ...] = ()  # empty where the question went to the local engine and nowhere else
+    cost: float | None = None  # by the configured prices; None for the local engine
 
 
 @dataclass(frozen=True, slots=True)

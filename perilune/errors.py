@@ -15,11 +15,14 @@ class PeriluneError(Exception):
     type = "server_error"
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.param = param
+        self.retry_after_s = retry_after_s  # when trying again may help; None: not known
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()

@@ -82,6 +82,7 @@ def create_app(
         Route("/v1/sessions", sessions.collection),
         Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "DELETE"]),
         Route("/v1/memory/search", sessions.search, methods=["POST"]),
+        Route("/v1/backends", models.backends),
         Route("/v1/kv/health", kv.health),
         Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
         Route("/health", health.health),

@@ -18,7 +18,7 @@ from perilune.memory.audit import acting
 from perilune.service.ports import Caller, ServiceApi
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
-ADMIN_PATHS = frozenset({"/metrics", "/v1/kv/health", "/v1/kv/attention_debug"})
+ADMIN_PATHS = frozenset({"/metrics", "/v1/kv/health", "/v1/kv/attention_debug", "/v1/backends"})
 """What tells of the whole machine, and so of other tenants' load."""
 
 MAX_KEY_CHARS = 512

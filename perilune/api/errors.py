@@ -7,6 +7,7 @@ caller, and reaches the log only at DEBUG: such texts can quote prompts, keys an
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 
 from starlette.exceptions import HTTPException
@@ -98,7 +99,8 @@ async def send_error(send: Send, error: PeriluneError, headers: Headers = ()) ->
     """One complete error response, with `retry-after` where trying again makes sense."""
     extra = list(headers)
     if error.status in _RETRY:
-        extra.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+        wait_s = RETRY_AFTER_S if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
+        extra.append((b"retry-after", str(wait_s).encode()))
     if error.status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
     await send_json(send, error.status, body(error), extra)

@@ -1,4 +1,4 @@
-"""/v1/models: what can be asked here. Knows the wire form of a model card and nothing about models."""
+"""/v1/models and /v1/backends: what can be asked here. Knows the wire form of a model card, not models."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Models:
     async def list(self, request: Request) -> Response:
         cards = await self._service.models()
         return json_response({"object": "list", "data": [model_dict(card) for card in cards]})
+
+    async def backends(self, request: Request) -> Response:
+        """What answers here, and how each of it is (role admin only, `auth.ADMIN_PATHS`)."""
+        return json_response({"object": "list", "data": self._service.backends.view()})
 
     async def retrieve(self, request: Request) -> Response:
         """Raises `ModelNotFound`."""

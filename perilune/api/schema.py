@@ -222,6 +222,8 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         session_id=wire.session,
         recall=_recall(wire),
         tools=tools_of(wire.tools, wire.tool_choice, wire.parallel_tool_calls),
+        whole=not wire.stream,
+        key_id=caller.key_id,
     )
     if request.session_id is not None and caller.role == "read-only":
         raise Forbidden(

@@ -174,6 +174,14 @@ TABLE: tuple[Metric, ...] = (
     Metric("kv_disk_load_failures", "counter", "KV files that could not be opened."),
     Metric("kv_disk_manifest_resets", "counter", "Times the manifest was damaged and started afresh."),
     Metric("kv_disk_swept_files", "counter", "Stray files removed at start."),
+    # Backends
+    Metric("backend_calls", "counter", "Calls on a backend, by how they ended.", ("backend", "outcome")),
+    Metric("backend_ttft_seconds", "histogram", "Call to first text, by backend.", ("backend",), _SECONDS),
+    Metric("backend_cost", "counter", "Cost of answers by the configured prices.", ("backend",)),
+    Metric("backend_ejections", "counter", "Times a backend went out of service, by why.", ("backend", "reason")),
+    Metric("backend_probes", "counter", "Health checks of a backend, by how they ended.", ("backend", "outcome")),
+    Metric("backend_available", "gauge", "1 while a backend is in service.", ("backend",)),
+    Metric("overflows", "counter", "Questions to the local engine that a backend answered.", ("reason",)),
     # Documents
     Metric("files_uploaded", "counter", "Files stored."),
     Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),

@@ -119,12 +119,23 @@ class _Ready:
     degradations: tuple[Degradation, ...] = ()
 
 
-class Answer:
-    """One request being answered."""
+class BetterElsewhere(Exception):
+    """Nothing was done yet but to plan, and a backend is expected to answer sooner."""
 
-    def __init__(self, parts: Parts, request: Request) -> None:
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.kind)
+        self.plan = plan
+
+
+class Answer:
+    """One request being answered. `elsewhere` says of a plan that a backend would answer it sooner."""
+
+    def __init__(
+        self, parts: Parts, request: Request, elsewhere: Callable[[Plan], bool] = lambda plan: False
+    ) -> None:
         self._parts = parts
         self._request = request
+        self._elsewhere = elsewhere
         self._deadline_s = parts.limits.deadline_s(request)
         self._citations: list[Citation | TurnCitation] = []
         self._late: list[Degradation] = []  # what went wrong after the prompt was made
@@ -132,7 +143,8 @@ class Answer:
         self._recalled: list[SessionTurn] = []
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Every event of the answer, the first before any slow work. Errors are raised."""
+        """Every event of the answer, the first before any slow work. Errors are raised; `BetterElsewhere` before
+        anything was computed."""
         request, sessions = self._request, self._parts.sessions
         if request.session_id is not None:
             self._visit = sessions.visit(request.tenant, request.session_id)
@@ -167,6 +179,8 @@ class Answer:
         material = await asyncio.to_thread(reader.read, records, bare, conversation, self._room())
         facts = await asyncio.to_thread(self._facts, material, bare, conversation)
         plan = choose(facts)
+        if plan.predicted_ttft_s > self._deadline_s and self._elsewhere(plan):
+            raise BetterElsewhere(plan)
         if plan.kind is PlanKind.REFINED and request.context_policy is ContextPolicy.AUTO and facts.fits:
             parts.documents.warm(records)  # only its KV was missing: the next question shall have it
         yield Planned(plan)

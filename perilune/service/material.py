@@ -30,7 +30,8 @@ CHARS_PER_TOKEN = 4
 """Only used to estimate the size of text that isn't counted yet."""
 
 _POLL_S = 0.02
-_READ = frozenset({FileStatus.PREFILLING, FileStatus.PROCESSED})
+READ = frozenset({FileStatus.PREFILLING, FileStatus.PROCESSED})
+"""Documents whose text is complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class MaterialReader:
                         hint="Delete it and upload a readable version.",
                         param="file_id",
                     )
-            unread = [record for record in current if record.status not in _READ]
+            unread = [record for record in current if record.status not in READ]
             waited_s = self._clock() - arrival_s
             enough = patience_s is not None and waited_s >= patience_s and all(r.pages_parsed for r in unread)
             if not unread or enough or waited_s >= timeout_s:
@@ -106,7 +107,7 @@ class MaterialReader:
             await asyncio.sleep(_POLL_S)
             before = current
             current = [
-                record if record.status in _READ else await self._documents.get(record.tenant, record.file_id)
+                record if record.status in READ else await self._documents.get(record.tenant, record.file_id)
                 for record in before
             ]
             if any(new.pages_parsed > old.pages_parsed for new, old in zip(current, before, strict=True)):
@@ -120,7 +121,7 @@ class MaterialReader:
         if not records:
             prompt = None if conversation.omitted_turns else bare
             return Material((), prompt, said, self.least_prompt(conversation, bare), True)
-        complete = all(record.status in _READ for record in records)
+        complete = all(record.status in READ for record in records)
         required = self.least_prompt(conversation, bare) + self._composer.count(PASSAGE_INSTRUCTIONS)
         counts = [self._tokens(record) for record in records]
         offered = said + sum(counts)
@@ -143,7 +144,7 @@ class MaterialReader:
         if record.tokens is not None:
             return record.tokens
         text = self._library.text(record.tenant, record.file_id)
-        if record.status in _READ and len(text) < 200_000:
+        if record.status in READ and len(text) < 200_000:
             return len(self._composer.encode_document(record.file_id, text))
         share = record.pages_parsed / record.pages_total if record.pages_total else 1.0
         return int(len(text) / CHARS_PER_TOKEN / max(share, 0.01))
@@ -158,7 +159,7 @@ def _coverage(records: Sequence[FileRecord]) -> list[Degradation]:
     """What is said about documents that are still being read."""
     result = []
     for record in records:
-        if record.status not in _READ:
+        if record.status not in READ:
             total = f" of {record.pages_total:,}" if record.pages_total else ""
             result.append(
                 Degradation(

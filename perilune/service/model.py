@@ -25,9 +25,13 @@ class ServedModel:
     backend: str = "local"
     effective: EffectiveLength | None = None
 
+    def means(self, name: str) -> bool:
+        """Whether `name` means this model."""
+        return name == self.model_id or name in self.aliases
+
     def require(self, name: str) -> None:
         """Raise `ModelNotFound` unless `name` means this model."""
-        if name != self.model_id and name not in self.aliases:
+        if not self.means(name):
             raise ModelNotFound(
                 f"There is no model {name[:80]!r} here; {self.model_id!r} is loaded.",
                 hint=f"Use model {self.model_id!r}, or start the server with `--model` for another one.",

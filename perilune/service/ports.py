@@ -259,8 +259,19 @@ class KVView(Protocol):
         ...
 
 
+class BackendsView(Protocol):
+    """The backends of the router, for whoever runs the server."""
+
+    def view(self) -> list[dict[str, Any]]:
+        """Each one's state, as JSON values."""
+        ...
+
+
 class ServiceApi(Protocol):
     """What `api` and `cli` call."""
+
+    @property
+    def backends(self) -> BackendsView: ...
 
     @property
     def documents(self) -> Documents: ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perilune.core import Citation, Degradation, Plan, Report, TurnCitation
+from perilune.core import Attempt, Citation, Degradation, Plan, Report, TurnCitation
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -31,6 +31,8 @@ def report_dict(report: Report) -> dict[str, Any]:
         "backend": report.backend,
         "citations": [citation_dict(citation) for citation in report.citations],
         "degradations": [degradation_dict(item) for item in report.degradations],
+        "attempts": [attempt_dict(attempt) for attempt in report.attempts],
+        "cost": report.cost,
     }
 
 
@@ -65,6 +67,15 @@ def citation_dict(citation: Citation | TurnCitation) -> dict[str, Any]:
         "start": citation.start,
         "end": citation.end,
         "quote": citation.quote,
+    }
+
+
+def attempt_dict(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "backend": attempt.backend,
+        "model": attempt.model,
+        "outcome": attempt.outcome,
+        "seconds": round(attempt.seconds, 4),
     }
 
 

@@ -9,19 +9,23 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 
-from perilune.core import Event, Request, SamplingParams, SequenceSpec
-from perilune.errors import Overloaded
+from perilune.core import CitationAdded, Event, Plan, Request, SamplingParams, SequenceSpec, TextDelta
+from perilune.errors import InternalError, Overloaded
 from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
-from perilune.service.answer import Answer, Parts
+from perilune.service.answer import Answer, BetterElsewhere, Parts
 from perilune.service.documents import DocumentService
+from perilune.service.pool import Backends
 from perilune.service.ports import Caller, KVView, ModelCard
+from perilune.service.routed import RoutedAnswer, instead_of, too_late
 from perilune.service.sessions import SessionService
 from perilune.service.tools.stream import ToolStream, prepared
 
 CALIBRATION_TOKENS = 384
 WARM_UP_TOKENS = 33
+_ANY_VOCABULARY = 1 << 31  # a backend knows its own
 
 
 class Service:
@@ -33,8 +37,10 @@ class Service:
         admission: Admission,
         authenticate: Callable[[str | None], Caller],
         kv: KVView,
+        backends: Backends,
     ) -> None:
         self._parts = parts
+        self._backends = backends
         self._kv = kv
         self._admission = admission
         self._authenticate = authenticate
@@ -52,8 +58,13 @@ class Service:
     def kv(self) -> KVView:
         return self._kv
 
+    @property
+    def backends(self) -> Backends:
+        return self._backends
+
     async def start(self, warm_up: bool) -> None:
         """Warm the engine, then take up unfinished ingests."""
+        self._backends.start()
         if warm_up:
             await self.warm_up()
         await self._parts.documents.start()
@@ -62,15 +73,18 @@ class Service:
     async def close(self) -> None:
         """Stop ingests and keep the measured rates. Running answers end with their consumers."""
         self._ready = False
+        await self._backends.close()
         await self._parts.documents.close()
         await self._parts.sessions.close()
         self._parts.predictor.save()
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Answer a request; see `ports.ServiceApi.run`."""
-        parts = self._parts
-        parts.model.require(request.model)
-        check_sampling(request.sampling, parts.model.vocab_size)
+        parts, routes = self._parts, self._backends.routes
+        remote = routes.serves(request.model) and not parts.model.means(request.model)
+        if not remote:
+            parts.model.require(request.model)
+        check_sampling(request.sampling, _ANY_VOCABULARY if remote else parts.model.vocab_size)
         if not self._ready:
             raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
         stream = None
@@ -81,16 +95,44 @@ class Service:
             await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())
         with self._admission.enter(request.n):
-            async with aclosing(Answer(parts, request).events()) as events:
+            events = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
+            async with aclosing(events):
                 async for event in events:
                     for item in stream.translate(event) if stream is not None else (event,):
                         yield item
+
+    async def _local_first(self, request: Request) -> AsyncGenerator[Event, None]:
+        """The local engine's answer; a backend's where that can't be had, or not in time, and one may stand in."""
+        parts, routes = self._parts, self._backends.routes
+        shown = False
+        try:
+            answer = Answer(parts, request, partial(self._sooner_elsewhere, request))
+            async with aclosing(answer.events()) as events:
+                async for event in events:
+                    shown = shown or isinstance(event, (TextDelta, CitationAdded))
+                    yield event
+            return
+        except BetterElsewhere as found:
+            instead = too_late(found.plan)
+        except (Overloaded, InternalError) as error:
+            if shown or not routes.stand_ins(request):
+                raise
+            instead = instead_of(error)
+        parts.telemetry.count("overflows", reason=instead.code)
+        async with aclosing(RoutedAnswer(parts, routes, request, instead).events()) as events:
+            async for event in events:
+                yield event
+
+    def _sooner_elsewhere(self, request: Request, plan: Plan) -> bool:
+        soonest_s = self._backends.routes.soonest_s(request, plan.context_tokens)
+        elapsed_s = self._parts.clock() - request.arrival_s
+        return soonest_s is not None and elapsed_s + soonest_s < plan.predicted_ttft_s
 
     async def authenticate(self, key: str | None) -> Caller:
         return await asyncio.to_thread(self._authenticate, key)
 
     async def models(self) -> list[ModelCard]:
-        return [self._parts.model.card()]
+        return [self._parts.model.card(), *self._backends.cards(self._parts.model)]
 
     async def ready(self) -> bool:
         """Whether a question could be answered now: started, not closing, and the engine has not failed."""

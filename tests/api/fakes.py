@@ -193,6 +193,11 @@ class FakeKV:
         self.on = on
 
 
+class NoBackends:
+    def view(self) -> list[dict[str, Any]]:
+        return [{"name": "local"}]
+
+
 def no_sessions() -> SessionService:
     """Of a process that keeps none."""
 
@@ -211,6 +216,7 @@ class FakeService:
     is_ready: bool = True
     documents: FakeDocuments = field(default_factory=FakeDocuments)
     kv: FakeKV = field(default_factory=FakeKV)
+    backends: NoBackends = field(default_factory=NoBackends)
     conversations: SessionService = field(default_factory=no_sessions)
     requests: list[Request] = field(default_factory=list)
     open: int = 0

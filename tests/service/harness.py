@@ -29,9 +29,12 @@ from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
 from perilune.service.model import ServedModel
+from perilune.service.pool import Backends
 from perilune.service.ports import Caller, SessionStore
 from perilune.service.predictor import Predictor
 from perilune.service.rates import Rates
+from perilune.service.routed import Routes
+from perilune.service.routing import Router, Target
 from perilune.service.service import Service
 from perilune.service.sessions import SessionService
 from perilune.service.tools.formats import Hermes
@@ -59,6 +62,9 @@ class Bench:
     timeout_s: float = 30.0
     kept: SessionStore | None = None
     language: Callable[[str], str | None] = lambda text: "en"
+    targets: list[Target] = field(default_factory=list)
+    fallbacks: tuple[tuple[str, ...], ...] = ()
+    probe_s: float = 10.0
     service: Service = field(init=False)
     admission: Admission = field(init=False)
     documents: DocumentService = field(init=False)
@@ -101,7 +107,9 @@ class Bench:
             clock=time.monotonic,
             telemetry=telemetry,
         )
-        self.service = Service(parts, self.admission, lambda key: Caller("local", "admin"), NoKV())
+        routes = Routes(Router(self.targets, time.monotonic, telemetry), self.fallbacks)
+        backends = Backends(routes, self.probe_s, time.monotonic, telemetry)
+        self.service = Service(parts, self.admission, lambda key: Caller("local", "admin"), NoKV(), backends)
         await self.service.start(warm_up=False)
 
     async def upload(self, text: str, name: str = "doc.txt", tenant: str = "local", wait: bool = True) -> str:

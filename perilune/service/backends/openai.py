@@ -46,7 +46,6 @@ class Address:
     model: str
     window_tokens: int
     key: str = ""
-    connections: int = 64
     connect_s: float = 2.0
     silence_s: float = 60.0
     probe_s: float = 5.0

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from perilune.core import ChoiceFinished, SamplingParams, ServiceClass, TextDelta, Usage
-from perilune.errors import ContextTooLong, InvalidRequest, Overloaded, PeriluneError, Unreachable
+from perilune.errors import ContextTooLong, Forbidden, InvalidRequest, Overloaded, PeriluneError, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,11 @@ class BackendFault(Exception):
             return ContextTooLong(message, hint="Send less, or use a model with a longer window.", param="messages")
         if self.kind is FaultKind.REFUSED:
             return InvalidRequest(message, hint="Leave out what this backend doesn't take.")
+        if self.kind is FaultKind.KEPT:
+            return Forbidden(message, hint="Use the local model, or ask an administrator.")
         if self.kind in (FaultKind.LIMITED, FaultKind.OVERLOADED):
-            return Overloaded(message, hint="Try again in a few seconds.")
-        return Unreachable(message, hint="Try again; `perilune backends` shows each one's state.")
+            return Overloaded(message, hint="Try again in a few seconds.", retry_after_s=self.retry_after_s)
+        return Unreachable(message, hint="Try again; GET /v1/backends shows each one's state.")
 
 
 class Backend(Protocol):
