@@ -33,7 +33,7 @@ from perilune.core import (
     TurnCitation,
     Usage,
 )
-from perilune.errors import ContextTooLong, Overloaded, PeriluneError
+from perilune.errors import ContextTooLong, InvalidRequest, Overloaded, PeriluneError
 from perilune.service.answer import ANSWER_RESERVE_TOKENS, WHOLE_CITATIONS, Parts
 from perilune.service.backends.protocol import BackendDone, Call
 from perilune.service.material import READ, MaterialReader
@@ -58,8 +58,9 @@ class Routes:
         return bool(self.router.serving(model))
 
     def stand_ins(self, request: Request) -> list[Target]:
-        """Targets of the models that may answer instead; none where the caller pinned `full`."""
-        if request.context_policy is ContextPolicy.FULL:
+        """Targets of the models that may answer instead; none where the caller pinned `full`, or asks for what only
+        the local engine does."""
+        if request.context_policy is ContextPolicy.FULL or only_local(request):
             return []
         models = dict.fromkeys(m for chain in self.fallbacks if chain[:1] == (request.model,) for m in chain[1:])
         return [target for model in models for target in self.router.serving(model)]
@@ -353,6 +354,22 @@ class RoutedAnswer:
             cost=round(trace.cost, 9),
         )
         return Completed(usage, report)
+
+
+def only_local(request: Request) -> bool:
+    """Whether a request asks for what isn't passed on to backends: tools, or a form of the answer."""
+    spoken = any(message.tool_calls or message.tool_call_id for message in request.messages)
+    return bool(request.tools.offered) or request.sampling.grammar is not None or spoken
+
+
+def require_plain(request: Request) -> None:
+    """Raises `InvalidRequest` for what isn't passed on to backends."""
+    if only_local(request):
+        raise InvalidRequest(
+            f"{request.model} runs on a backend; tools and response_format are not passed on to backends yet.",
+            hint="Leave them out, or use the local model.",
+            param="tools" if request.tools.offered else "response_format",
+        )
 
 
 def instead_of(error: PeriluneError) -> Degradation:

@@ -19,7 +19,7 @@ from perilune.service.answer import Answer, BetterElsewhere, Parts
 from perilune.service.documents import DocumentService
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, KVView, ModelCard
-from perilune.service.routed import RoutedAnswer, instead_of, too_late
+from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
 from perilune.service.sessions import SessionService
 from perilune.service.tools.stream import ToolStream, prepared
 
@@ -82,7 +82,9 @@ class Service:
         """Answer a request; see `ports.ServiceApi.run`."""
         parts, routes = self._parts, self._backends.routes
         remote = routes.serves(request.model) and not parts.model.means(request.model)
-        if not remote:
+        if remote:
+            require_plain(request)
+        else:
             parts.model.require(request.model)
         check_sampling(request.sampling, _ANY_VOCABULARY if remote else parts.model.vocab_size)
         if not self._ready:

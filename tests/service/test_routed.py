@@ -13,8 +13,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from perilune.core import Completed, ContextPolicy, PlanKind, Planned, TextDelta
-from perilune.errors import ContextTooLong, ModelNotFound, Overloaded, PeriluneError
+from perilune.core import Completed, ContextPolicy, PlanKind, Planned, TextDelta, Tool, Tools
+from perilune.errors import ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, PeriluneError
 from perilune.service.backends.health import Health, HealthRules
 from perilune.service.backends.openai import Address, OpenAIBackend
 from perilune.service.backends.protocol import BackendFault, FaultKind
@@ -251,3 +251,13 @@ async def test_the_plan_is_told_before_the_backend_is_asked() -> None:
         assert kinds.index(Planned) < kinds.index(TextDelta)
         plan = next(e.plan for e in await bench.ask("Hi", model="big") if isinstance(e, Planned))
         assert plan.kind is PlanKind.FULL
+
+
+async def test_what_is_not_passed_on_is_refused() -> None:
+    asked = replace(_request(whole=True), tools=Tools((Tool("look"),)))
+    async with routed(saying("x"), fallbacks=(("fake-1", "big"),)) as (bench, up):
+        with pytest.raises(InvalidRequest, match="not passed on") as caught:
+            await anext(bench.service.run(asked))
+        assert caught.value.param == "tools"
+        assert not bench.service.backends.routes.stand_ins(replace(asked, model="fake-1"))
+        assert not up.seen
