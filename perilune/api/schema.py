@@ -242,9 +242,15 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
 
 
 def wrong_field(error: ValidationError) -> InvalidRequest:
-    """The first fault as an error that names the field as `messages[0].role`. The value is not repeated."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    """The first fault as an error that names the field as `messages[0].role`. The value is not repeated.
+
+    Of a field with several forms pydantic tells what is wrong by each: the one that reached deepest is meant."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    forms = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+    first = max(forms, key=lambda each: len(each["loc"]))
+    # Between names and indices stand pydantic's names of the forms: `list[…]`, `literal[…]`.
+    parts = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     return InvalidRequest(
         f"Wrong value for {param}: {first['msg'].lower()}.", hint="docs/api.md lists every field.", param=param
     )

@@ -54,6 +54,7 @@ class Documents:
 
     sources: dict[str, Source] = field(default_factory=dict)  # by file id
     records: dict[str, FileRecord] = field(default_factory=dict)
+    earlier: dict[str, tuple[str, ...]] = field(default_factory=dict)  # ids of older files of the same name
     _prefilling_since_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -187,7 +188,25 @@ async def upload(client: Client, sources: Sequence[Source], status: StatusLine) 
             record = await client.upload(source.path, source.filename)
         documents.sources[record.file_id] = source
         documents.records[record.file_id] = record
+        documents.earlier[record.file_id] = tuple(
+            item.file_id
+            for item in known
+            if item.filename == source.filename and item not in same and item.file_id != record.file_id
+        )
     return documents
+
+
+async def delete_earlier(client: Client, documents: Documents) -> int:
+    """Delete what the documents replace: older files of the same names, where the new one could be read. Returns
+    how many. Not before that: pages that didn't change are taken over from them."""
+    gone = 0
+    for file_id, record in documents.records.items():
+        if record.status in _TEXT_COMPLETE:
+            for earlier in documents.earlier[file_id]:
+                if earlier not in documents.records:  # two files of one name may be given together
+                    await client.delete(earlier)
+                    gone += 1
+    return gone
 
 
 def discard(sources: Sequence[Source]) -> None:

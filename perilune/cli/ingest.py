@@ -9,7 +9,15 @@ from pathlib import Path
 
 from perilune.cli.client import Client, connect
 from perilune.cli.console import StatusLine, print_json, say
-from perilune.cli.documents import Documents, Source, discard, read_sources, upload, wait_for_all
+from perilune.cli.documents import (
+    Documents,
+    Source,
+    delete_earlier,
+    discard,
+    read_sources,
+    upload,
+    wait_for_all,
+)
 from perilune.config import Settings
 from perilune.core import FileRecord, FileStatus
 from perilune.errors import UnsupportedDocument
@@ -18,6 +26,7 @@ from perilune.errors import UnsupportedDocument
 @dataclass(frozen=True, slots=True)
 class Options:
     wait: bool = False
+    replace: bool = False
     as_json: bool = False
 
 
@@ -37,6 +46,7 @@ async def _run(settings: Settings, sources: Sequence[Source], options: Options, 
     try:
         documents: Documents = await upload(client, sources, status)
         await wait_for_all(client, documents, status, until_finished=options.wait)
+        replaced = await delete_earlier(client, documents) if options.replace else 0
     finally:
         status.clear()
         await client.close()
@@ -46,6 +56,8 @@ async def _run(settings: Settings, sources: Sequence[Source], options: Options, 
     else:
         for record in records:
             print(_line(record))
+        if replaced:
+            say(f"earlier versions deleted: {replaced}")
         if client.in_process and not documents.finished:
             say("searchable; KV is computed when Perilune runs next (--wait computes it now)")
     failed = [record.filename for record in records if record.status is FileStatus.ERROR]

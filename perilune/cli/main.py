@@ -139,13 +139,16 @@ def ingest(
     model: Model = None,
     lora: Lora = None,
     wait: Annotated[bool, typer.Option("--wait", help="Compute the documents' KV, too.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Delete earlier versions: files of the same names with other content.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Read documents ahead of questions: parse, recognise text in images, index. Unchanged ones are skipped."""
     from perilune.cli import ingest as verb
 
     settings = ctx.obj.settings(model__path=model, model__lora=lora)
-    verb.run(settings, files, verb.Options(wait, as_json), model is not None)
+    verb.run(settings, files, verb.Options(wait, replace, as_json), model is not None)
 
 
 @app.command()

@@ -27,7 +27,8 @@ _actor: ContextVar[str | None] = ContextVar("actor", default=None)  # follows a 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One act. `at` is seconds since the epoch; `subject` is a key's or a file's id, `tenant` whose it is."""
+    """One act. `at` is seconds since the epoch; `subject` is a key's or a file's id or a session's label, `tenant`
+    whose it is."""
 
     at: float
     actor: str

@@ -6,6 +6,7 @@ word for the index (`index_work`), in the caller's transaction, so that a kill a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,11 +16,13 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from perilune.memory import scoring
-from perilune.memory.schema import CORPORA, DERIVED, ENTRIES, INDEX_WORK, PAGES, TERM_COUNTS, VECTORS
+from perilune.memory.schema import CORPORA, DERIVED, ENTRIES, INDEX_WORK, METADATA, PAGES, TERM_COUNTS, VECTORS
 from perilune.memory.scope import Scope, conditions
 from perilune.memory.vectors.protocol import Row
 
-Task = Literal["text", "vector", "gone"]
+Task = Literal["text", "vector", "gone", "purge"]
+"""Of `index_work`. "purge" stands for a deletion, not for an entry: what no row has must be nowhere else either."""
+
 HALF = np.dtype("<f2")
 _CHUNK = 5_000
 _PLACES = 100
@@ -107,10 +110,22 @@ _NEW_COLUMNS = ("source_id", "number", "page", "start", "end", "text", "speaker"
 
 
 def remove_source(connection: sa.Connection, tenant: str, source_id: str) -> None:
-    """Delete a source's entries with their vectors and counts, and what was made of them: summaries,
-    corrections, facts. The index learns it from `index_work`."""
+    """Delete a source's entries, and all that any table with a tenant and a source says of it. What files and the
+    index still hold of it is purged afterwards: `index_work` says so."""
+    remove_entries(connection, tenant, source_id)
+    for table in _OF_SOURCES:
+        connection.execute(table.delete().where(table.c.tenant == tenant, table.c.source_id == source_id))
+
+
+_OF_SOURCES = [table for table in METADATA.sorted_tables if {"tenant", "source_id"} <= set(table.c.keys())]
+
+
+def remove_entries(connection: sa.Connection, tenant: str, source_id: str) -> None:
+    """Delete a source's entries with their vectors and counts, and what was made of them: summaries, corrections,
+    facts. The index learns it from `index_work`."""
     for table in DERIVED:
         connection.execute(table.delete().where(table.c.tenant == tenant, table.c.source_id == source_id))
+    connection.execute(INDEX_WORK.insert().values(entry_id=time.time_ns(), task="purge"))
     mine = (ENTRIES.c.tenant == tenant, ENTRIES.c.source_id == source_id)
     while True:
         query = sa.select(ENTRIES.c.id, ENTRIES.c.terms, ENTRIES.c.length).where(*mine).limit(_CHUNK)
@@ -283,10 +298,15 @@ def settle(connection: sa.Connection, task: Task, ids: Collection[int]) -> None:
 
 def owe_everything(connection: sa.Connection) -> None:
     """Leave word for the index as if it were empty; vectors that are there aren't computed again."""
-    connection.execute(INDEX_WORK.delete())
+    connection.execute(INDEX_WORK.delete().where(INDEX_WORK.c.task != "purge"))
     for task in ("text", "vector"):
         rows = sa.select(ENTRIES.c.id, sa.literal(task))
         connection.execute(INDEX_WORK.insert().from_select(["entry_id", "task"], rows))
+
+
+def existing(connection: sa.Connection, ids: Collection[int]) -> set[int]:
+    """Those of the entries that are there."""
+    return set(connection.execute(sa.select(ENTRIES.c.id).where(ENTRIES.c.id.in_(ids))).scalars())
 
 
 def rows_of(connection: sa.Connection, ids: Collection[int]) -> list[tuple[Row, dict[int, int]]]:
@@ -311,7 +331,7 @@ def store_vectors(
     connection: sa.Connection, ids: Sequence[int], model: str, vectors: npt.NDArray[np.float32]
 ) -> None:
     """Keep new vectors (rows, width); those of entries that were deleted meanwhile are dropped."""
-    alive = set(connection.execute(sa.select(ENTRIES.c.id).where(ENTRIES.c.id.in_(ids))).scalars())
+    alive = existing(connection, ids)
     rows = [
         {"entry_id": entry_id, "model": model, "vector": vector.astype(HALF).tobytes()}
         for entry_id, vector in zip(ids, vectors, strict=True)

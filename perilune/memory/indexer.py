@@ -2,7 +2,7 @@
 
 Knows what `index_work` says and in which order things must happen; a row of it goes only when the index has it, so
 a kill costs at most a repetition. A failing index or embedder is tried again, less and less often; `state` says so.
-Building and tidying the index happens in a process of low priority (`upkeep`).
+Building, tidying and purging the index happen in a process of low priority (`upkeep`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perilune.errors import PeriluneError
 from perilune.memory import entries, passages
 from perilune.memory.embed.protocol import Embedder
 from perilune.memory.store import Store
-from perilune.memory.vectors.protocol import IndexUnavailable, Vector, VectorIndex
+from perilune.memory.vectors.protocol import IndexUnavailable, Row, Vector, VectorIndex
 
 TEXT_BATCH = 2_000
 VECTOR_BATCH = 64
@@ -43,10 +43,14 @@ class IndexState:
     vectors: str = ""
 
 
-class Indexer:
-    """Two threads: one for words and deletions, one for vectors.
+Upkeep = Callable[[Callable[[], bool], bool], bool]
+"""Maintains the index elsewhere; given what tells it to stop, and whether to purge. Returns whether it was done."""
 
-    `upkeep` maintains the index elsewhere and is given what tells it to stop; None: the index does it itself.
+
+class Indexer:
+    """Three threads: one for words and deletions, one for vectors, one that waits for upkeep.
+
+    `upkeep` None: the index maintains itself.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class Indexer:
         store: Store,
         index: VectorIndex,
         embedder: Embedder | None,
-        upkeep: Callable[[Callable[[], bool]], None] | None = None,
+        upkeep: Upkeep | None = None,
         upkeep_rows: int = UPKEEP_ROWS,
     ) -> None:
         self._store = store
@@ -63,15 +67,18 @@ class Indexer:
         self._upkeep = upkeep
         self._upkeep_rows = upkeep_rows
         self._written = 0
-        self._tidy = threading.Event()
+        self._quiet = threading.Event()  # words has nothing to do: upkeep may begin
+        self._writing = threading.Lock()  # between SQL and the index: what is settled is in the index
         self._suspect = True  # the folder may have been deleted, or the embedder changed, since the last run
-        self._faults = {"words": "", "vectors": ""}
         self._stop = threading.Event()
-        self._wake = {"words": threading.Event(), "vectors": threading.Event()}
-        self._threads = [threading.Thread(target=self._run, args=("words", self.write_words), name="index words")]
+        arms = {"words": self.write_words, "upkeep": self.keep_up}
         if embedder is not None:
-            run = threading.Thread(target=self._run, args=("vectors", self.write_vectors), name="index vectors")
-            self._threads.append(run)
+            arms["vectors"] = self.write_vectors
+        self._faults = dict.fromkeys(arms, "")
+        self._wake = {arm: threading.Event() for arm in arms}
+        self._threads = [
+            threading.Thread(target=self._run, args=item, name=f"index {item[0]}") for item in arms.items()
+        ]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -87,30 +94,32 @@ class Indexer:
         self._suspect = True
         self.notify()
 
-    def tidy(self) -> None:
-        """Something was deleted for good: run upkeep as soon as the index knows it, however little it was."""
-        self._tidy.set()
+    def stop(self) -> None:
+        """Begin to stop. Whoever waits for an embedder goes on waiting until that is closed."""
+        self._stop.set()
         self.notify()
 
     def close(self) -> None:
         """Stop; what is undone is taken up at the next start. Idempotent."""
-        self._stop.set()
-        self.notify()
+        self.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
 
     @property
     def state(self) -> IndexState:
-        return IndexState(**self._faults)
+        return IndexState(self._faults["words"], self._faults.get("vectors", ""))
 
-    def drain(self, timeout_s: float = 60.0) -> bool:
-        """Wait until nothing is left to do; false where that took too long."""
+    def drain(self, timeout_s: float = 60.0, *, purged: bool = False) -> bool:
+        """Wait until the index knows everything, and with `purged` until nothing keeps what was deleted; false
+        where that took too long."""
         self.notify()
+        tasks: list[entries.Task] = ["gone", "text"]
+        tasks += ["vector"] if self._embedder else []
+        tasks += ["purge"] if purged else []
         end_s = time.monotonic() + timeout_s
         while time.monotonic() < end_s:
             with self._store.read() as connection:
-                tasks: tuple[entries.Task, ...] = ("gone", "text", "vector") if self._embedder else ("gone", "text")
                 if not any(entries.pending(connection, task, 1) for task in tasks):
                     return True
             time.sleep(0.01)
@@ -118,9 +127,10 @@ class Indexer:
 
     def rebuild(self) -> None:
         """Empty the index and fill it again from SQL. Vectors that are stored aren't computed again."""
-        self._index.clear()
-        with self._store.write() as connection:
-            entries.owe_everything(connection)
+        with self._writing:  # else what is put now would be settled after everything was owed anew
+            self._index.clear()
+            with self._store.write() as connection:
+                entries.owe_everything(connection)
         self.notify()
 
     # ---------------------------------------------------------------------------------------------- the threads
@@ -132,6 +142,8 @@ class Indexer:
             try:
                 done = work()
             except Exception as error:
+                if self._stop.is_set():  # what it waited for was closed
+                    return
                 self._failed(arm, error)
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -164,18 +176,24 @@ class Indexer:
             gone = entries.pending(connection, "gone", TEXT_BATCH)
             new = entries.pending(connection, "text", TEXT_BATCH)
             held = entries.rows_of(connection, new)
-        if gone:
-            self._index.remove(gone)
-            self._settle("gone", gone)
-        if new:
-            self._index.put_texts([row for row, _ in held], [terms for _, terms in held])
-            self._settle("text", new)
+        with self._writing:
+            if gone:
+                self._index.remove(gone)
+                self._settle("gone", gone)
+            if new:
+                self._index.put_texts([row for row, _ in held], [terms for _, terms in held])
+                self._settle("text", new)
         done = len(gone) + len(new)
         if done == 0 and self._suspect:
             self._suspect = False
             done += self._complete_files()
             self._check()
-        self._maybe_upkeep(done)
+        self._written += done
+        if done:
+            self._quiet.clear()
+        else:
+            self._quiet.set()
+            self._wake["upkeep"].set()
         return done
 
     def _complete_files(self) -> int:
@@ -219,34 +237,44 @@ class Indexer:
                 entries.store_vectors(connection, missing, model, made)
             halves = [vector.astype(entries.HALF).tobytes() for vector in made]
             known |= dict(zip(missing, halves, strict=True))
-        if rows:
-            self._index.put_vectors(rows, decode([known[row.id] for row in rows], width))
-            self._forget_deleted([row.id for row in rows])
-        if ids:
-            self._settle("vector", ids)
+        with self._writing:
+            rows = self._alive(rows)  # what is deleted from here on is still to be removed from the index
+            if rows:
+                self._index.put_vectors(rows, decode([known[row.id] for row in rows], width))
+            if ids:
+                self._settle("vector", ids)
         return len(ids)
 
-    def _forget_deleted(self, ids: Collection[int]) -> None:
-        """The other thread may have removed an entry before its vector came."""
+    def _alive(self, rows: Sequence[Row]) -> list[Row]:
+        """Those that SQL still has: embedding takes seconds."""
         with self._store.read() as connection:
-            alive = {row.id for row, _ in entries.rows_of(connection, ids)}
-        if gone := [entry_id for entry_id in ids if entry_id not in alive]:
-            self._index.remove(gone)
+            alive = entries.existing(connection, [row.id for row in rows])
+        return [row for row in rows if row.id in alive]
 
     def _settle(self, task: entries.Task, ids: Collection[int]) -> None:
         with self._store.write() as connection:
             entries.settle(connection, task, ids)
 
-    def _maybe_upkeep(self, written: int) -> None:
-        self._written += written
-        due = self._written >= self._upkeep_rows or self._tidy.is_set()
-        if written == 0 and due:  # at a quiet moment
-            self._written = 0
-            self._tidy.clear()
-            if self._upkeep is None:
-                self._index.maintain()
-            else:
-                self._upkeep(self._stop.is_set)
+    def keep_up(self) -> int:
+        """Run upkeep at a quiet moment, where much was written or something was deleted for good."""
+        if not self._quiet.is_set():
+            return 0
+        with self._store.read() as connection:
+            purges = entries.pending(connection, "purge", TEXT_BATCH)
+            if entries.pending(connection, "gone", 1):
+                return 0
+        if not purges and self._written < self._upkeep_rows:
+            return 0
+        self._written = 0
+        if self._upkeep is None:
+            self._index.maintain(purge=bool(purges))
+            done = True
+        else:
+            done = self._upkeep(self._stop.is_set, bool(purges))
+        if purges and done and self._store.scrub():
+            self._settle("purge", purges)
+            return len(purges)
+        return 0
 
 
 def embedded_text(text: str, speaker: str | None) -> str:

@@ -124,15 +124,18 @@ class Library:
         return found
 
     def delete_file(self, tenant: str, file_id: str) -> None:
-        """Remove bytes, text, passages and index rows. Raises `NotFound`. A running parse of it ends."""
+        """Remove bytes, text, passages and index rows. Raises `NotFound`. A running parse of it ends.
+
+        What the index's and the database's files still hold of it goes soon after (`Memory.purged`)."""
         with self._store.write() as connection:
             _file(connection, tenant, file_id)
             entries.remove_source(connection, tenant, file_id)
             connection.execute(FILES.delete().where(FILES.c.id == file_id))
             audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)
-        if self._memory:
-            self._memory.deleted()
+        self._changed()
+        if self._memory is None:  # the index, if there is one, is purged by the next server
+            self._store.scrub()
 
     def _changed(self) -> None:
         """Entries came or went: the index has something to learn."""
@@ -145,8 +148,13 @@ class Library:
         return self._blobs.open(tenant, file_id)
 
     def set_status(self, record: FileRecord) -> None:
-        """Store a record's `status`, `tokens` and `error`. Raises `NotFound`."""
+        """Store a record's `status`, `tokens` and `error`. Raises `NotFound`.
+
+        Of a file that failed, nothing is found by a search any more: half a document would pass for all of it."""
+        failed = record.status is FileStatus.ERROR
         with self._store.write() as connection:
+            if failed:
+                entries.remove_entries(connection, record.tenant, record.file_id)
             _update(
                 connection,
                 record,
@@ -155,6 +163,8 @@ class Library:
                 tokens_by=self._counted_by,
                 error=record.error,
             )
+        if failed:
+            self._changed()
 
     def _record(self, row: Any) -> FileRecord:
         """A row as others see it. Tokens of another model's tokenizer are as good as not counted."""

@@ -106,10 +106,11 @@ class Memory:
 
     def close(self) -> None:
         self._summariser.close()
+        self._indexer.stop()
+        if self._embedder:
+            self._embedder.close()  # first: who waits for vectors gets an error, and stops
         self._indexer.close()
         self.retriever.close()
-        if self._embedder:
-            self._embedder.close()
         self._index.close()
 
     def faults(self) -> list[str]:
@@ -127,14 +128,13 @@ class Memory:
         return self._indexer.drain(timeout_s)
 
     def changed(self) -> None:
-        """Entries were written by others (the library): let the index and the summaries know."""
+        """Entries were written or deleted by others (library, sessions): let index and summaries know."""
         self._indexer.notify()
         self._summariser.notify()
 
-    def deleted(self) -> None:
-        """Entries were deleted for good: the index forgets them, and its upkeep runs. lancedb keeps what was
-        changed in the last ten minutes until a later upkeep."""
-        self._indexer.tidy()
+    def purged(self, timeout_s: float = 60.0) -> bool:
+        """Wait until nothing that was deleted is in any file; false where that took longer."""
+        return self._indexer.drain(timeout_s, purged=True)
 
     def rebuild(self) -> None:
         """Fill the index again from SQL."""
@@ -152,6 +152,7 @@ class Memory:
         said = [_entry(session_id, number, turn, analyser) for number, turn in enumerate(turns)]
         stated = _statements(session_id, turns) if learn else []
         with self._store.write() as connection:  # no longer than needed: nobody else can write meanwhile
+            self._store.hold(connection, tenant, session_id)
             mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)
             last = connection.execute(sa.select(sa.func.max(ENTRIES.c.number)).where(*mine)).scalar()
             first = 0 if last is None else int(last) + 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
+from perilune.core import FileStatus
 from perilune.memory import entries
 from perilune.memory.entities import names
 from perilune.memory.index import Segment, read_segment
@@ -41,14 +42,14 @@ def add_new(connection: sa.Connection, file_id: str) -> int:
 
 
 def incomplete(connection: sa.Connection) -> list[str]:
-    """Files that have passages without entries."""
+    """Files that have passages without entries; those of a failed file stay without."""
     known = (
         sa.select(ENTRIES.c.source_id, sa.func.count().label("entries")).group_by(ENTRIES.c.source_id).subquery()
     )
     query = (
         sa.select(FILES.c.id)
         .outerjoin(known, known.c.source_id == FILES.c.id)
-        .where(FILES.c.passages > sa.func.coalesce(known.c.entries, 0))
+        .where(FILES.c.passages > sa.func.coalesce(known.c.entries, 0), FILES.c.status != FileStatus.ERROR)
     )
     return list(connection.execute(query).scalars())
 

@@ -22,6 +22,7 @@ from perilune.memory.memory import Memory, Turn
 from perilune.memory.retrieve import Hit
 from perilune.memory.schema import ENTRIES
 from perilune.memory.scope import Scope
+from perilune.memory.session_ids import session_owner
 from perilune.memory.store import Store
 
 _OF_SESSION = ENTRIES.c.page.is_(None)  # a passage of a file has a page
@@ -76,8 +77,8 @@ class Sessions:
         with self._store.write() as connection:
             _info(connection, tenant, session_id)
             entries.remove_source(connection, tenant, session_id)
-            audit.write(connection, self._clock(), "session.delete", tenant, session_id)
-        self._memory.deleted()
+            audit.write(connection, self._clock(), "session.delete", tenant, session_owner(tenant, session_id))
+        self._memory.changed()
 
     # ------------------------------------------------------------------------------------- profile and summaries
 

@@ -8,6 +8,7 @@ version this code needs.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import threading
 from collections import deque
@@ -22,6 +23,7 @@ from perilune.errors import ConfigError
 from perilune.memory.schema import HEAD
 
 BUSY_TIMEOUT_MS = 10_000
+_SCRUB_TIMEOUT_MS = 500
 DATABASE_FILE = "perilune.db"
 _LOCK_FILE = "database.lock"
 _WRITE = "perilune_write"
@@ -77,6 +79,27 @@ class Store:
             connection.begin(),
         ):
             yield connection
+
+    def hold(self, connection: sa.Connection, *names: str) -> None:
+        """Until the transaction ends, others that hold the same names wait: for a number that follows the last one.
+        SQLite has one writer at a time anyway."""
+        if connection.dialect.name == "postgresql":
+            key = int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest(), signed=True)
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+
+    def scrub(self) -> bool:
+        """Rid SQLite's files of what was deleted: deleted rows are overwritten with zeros (`secure_delete`), but
+        the write-ahead log holds them until it is emptied. False where readers kept it: try again. A server's files
+        are the server's."""
+        if self._turns is None:
+            return True
+        with self._turns.turn(), self._engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute(f"PRAGMA busy_timeout = {_SCRUB_TIMEOUT_MS}").close()  # other writers wait for this one
+            busy, _, _ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
+        return not busy
 
     def version(self) -> str | None:
         """The migration the database is at; None for an empty one."""
@@ -173,6 +196,7 @@ def _tune_sqlite(engine: sa.Engine) -> None:
             "journal_mode = WAL",
             "synchronous = FULL",
             "foreign_keys = ON",
+            "secure_delete = ON",
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 

@@ -37,6 +37,7 @@ from perilune.core import (
     TurnCitation,
 )
 from perilune.errors import PeriluneError
+from perilune.memory.session_ids import session_owner
 from perilune.service import languages, presets
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, Conversation, Prompt
@@ -57,7 +58,7 @@ from perilune.service.recall import (
     turn_citation,
 )
 from perilune.service.refine import Refined, Refiner
-from perilune.service.sessions import SessionService, Visit, session_owner
+from perilune.service.sessions import SessionService, Visit
 from perilune.service.tools.formats import ToolFormat
 from perilune.telemetry import Telemetry
 

@@ -9,7 +9,6 @@ learnt again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 import weakref
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 
 from perilune.core import Passage, SessionInfo, SessionTurn
 from perilune.errors import InvalidRequest, NotFound, PeriluneError
+from perilune.memory.session_ids import session_owner
 from perilune.service.ports import SessionStore
 from perilune.telemetry import Telemetry
 
@@ -33,11 +33,6 @@ class Visit:
     session_id: str
     asked_at: float
     ended: bool = False
-
-
-def session_owner(tenant: str, session_id: str) -> str:
-    """Who owns KV that was made of a session."""
-    return "session-" + hashlib.sha256(f"{tenant}\0{session_id}".encode()).hexdigest()[:24]
 
 
 class SessionService:
@@ -131,7 +126,10 @@ class SessionService:
         await self._settled(tenant, [session_id])
         try:
             await asyncio.to_thread(store.delete, tenant, session_id)
-        except PeriluneError:
+        except NotFound:
+            if not visits:  # else nothing of it is stored yet, and nothing will be
+                raise
+        except BaseException:
             for visit in visits:
                 visit.ended = False
             raise

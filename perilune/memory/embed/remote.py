@@ -10,8 +10,10 @@ import base64
 import binascii
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +25,7 @@ from perilune.memory.embed.protocol import Role
 from perilune.memory.vectors.protocol import Vector
 
 _BATCH = 64
+_CONNECT_S = 5.0
 _MAX_ANSWER_BYTES = 64 * 1024**2
 
 
@@ -55,6 +58,8 @@ class RemoteEmbedder:
         self._query_s = query_s
         self._width: int | None = None
         self._lock = threading.Lock()
+        self._open: set[http.client.HTTPConnection] = set()
+        self._closed = False
 
     @property
     def model(self) -> str:
@@ -84,20 +89,31 @@ class RemoteEmbedder:
         return found
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """End the calls under way; their callers get an error at once."""
+        self._closed = True
+        for connection in list(self._open):
+            if connection.sock is not None:
+                with suppress(OSError):  # the other side was faster
+                    connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _ask(self, texts: list[str], patience_s: float) -> Vector:
         secure = self._parts.scheme == "https"
         connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = connect(self._parts.hostname or "", self._parts.port, timeout=patience_s)
+        connection = connect(self._parts.hostname or "", self._parts.port, timeout=min(patience_s, _CONNECT_S))
         body = json.dumps({"model": self._model, "input": texts, "encoding_format": "float"})
+        self._open.add(connection)
         try:
+            if self._closed:
+                raise unavailable("it is closed")
+            connection.connect()
+            connection.sock.settimeout(patience_s)
             connection.request("POST", f"{self._parts.path.rstrip('/')}/embeddings", body, self._headers)
             response = connection.getresponse()
             data = response.read(_MAX_ANSWER_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise unavailable(f"{self._parts.hostname} did not answer ({type(error).__name__})") from None
         finally:
+            self._open.discard(connection)
             connection.close()
         if response.status != http.client.OK:
             raise unavailable(f"{self._parts.hostname} answered with status {response.status}")

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -35,7 +36,11 @@ RETRAIN_SHARE = 0.5
 KEEP_VERSIONS = timedelta(minutes=10)
 """Readers of another process may still be on a version this old."""
 
+PURGE_PAUSE = timedelta(seconds=4)
+"""Before a purge drops older versions: searches that read one end meanwhile."""
+
 _BATCH = 10_000
+_CLEAR_ATTEMPTS, _CLEAR_PAUSE_S = 5, 0.1
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -81,7 +86,21 @@ class LanceIndex:
     def clear(self) -> None:
         with self._lock:
             self._tables.clear()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            for attempt in range(_CLEAR_ATTEMPTS):
+                try:
+                    shutil.rmtree(self._folder)
+                except FileNotFoundError:
+                    if not self._folder.exists():
+                        return
+                except OSError as error:  # a process that tidies it may still write into it
+                    if attempt == _CLEAR_ATTEMPTS - 1:
+                        raise IndexUnavailable(
+                            f"The search index can't be deleted: {error.strerror}.",
+                            hint="Check who owns the folder `index` in the home folder.",
+                        ) from error
+                else:
+                    return
+                time.sleep(_CLEAR_PAUSE_S)
 
     # -------------------------------------------------------------------------------------------- searching
 
@@ -113,20 +132,45 @@ class LanceIndex:
 
     # ------------------------------------------------------------------------------------------ maintenance
 
-    def maintain(self) -> None:
+    def maintain(self, purge: bool = False) -> None:
         for name in (TEXTS, self._vectors):
             with self._table(name) as table:
-                if name == self._vectors and self._needs_ann(table):
+                if purge:
+                    self._rewrite(table, name)
+                if name == self._vectors and self._needs_ann(table, purge):
                     _build_ann(table)
                 table.optimize(cleanup_older_than=KEEP_VERSIONS)
+        if purge:
+            self._drop_versions()
 
     @staticmethod
-    def _needs_ann(table: Any) -> bool:
-        rows = table.count_rows()
+    def _rewrite(table: Any, name: str) -> None:
+        """Make the newest version one of live rows only. LanceDB rewrites a fragment where it joins it with another
+        that is indexed as it is, and an index keeps names of rows that are gone: one row is put again, to have
+        something to join, and the indices are built anew."""
+        some = table.search().limit(1).to_arrow()
+        if some.num_rows:
+            table.merge_insert("id").when_matched_update_all().execute(some)
+        _add_indices(table, name)
+
+    def _drop_versions(self) -> None:
+        """Older versions, and tables for vectors of other models, which SQL has, too."""
+        import lancedb
+
+        database = lancedb.connect(self._folder)
+        for name in set(database.list_tables().tables) - {TEXTS, self._vectors}:
+            database.drop_table(name)
+        time.sleep(PURGE_PAUSE.total_seconds())
+        for name in (TEXTS, self._vectors):
+            with self._table(name) as table:
+                table.optimize(cleanup_older_than=PURGE_PAUSE / 2)
+
+    @staticmethod
+    def _needs_ann(table: Any, purge: bool) -> bool:
+        rows, known = table.count_rows(), table.index_stats("vector_idx")
         if rows < ANN_ROWS:
-            return False
-        known = table.index_stats("vector_idx")
-        return known is None or known.num_unindexed_rows > RETRAIN_SHARE * rows
+            return purge and known is not None
+        return known is None or purge or known.num_unindexed_rows > RETRAIN_SHARE * rows
 
     def close(self) -> None:
         with self._lock:

@@ -151,8 +151,9 @@ class PgVectorIndex:
 
     # ------------------------------------------------------------------------------------------ maintenance
 
-    def maintain(self) -> None:
-        """Build HNSW once there is something to build it from; PostgreSQL keeps it, and vacuums by itself."""
+    def maintain(self, purge: bool = False) -> None:
+        """Build HNSW once there is something to build it from; PostgreSQL keeps it, and vacuums by itself. With
+        `purge` it does so now; what is removed is overwritten when the server takes the room again."""
         name = self._vectors.name
         with self._connect() as connection:
             connection.execute(
@@ -160,6 +161,9 @@ class PgVectorIndex:
             )
             connection.execute(sa.text(f"ANALYZE {name}"))
             connection.execute(sa.text(f"ANALYZE {self._texts.name}"))
+        if purge:
+            with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(sa.text(f"VACUUM {name}, {self._texts.name}"))
 
     def close(self) -> None:
         self._engine.dispose()

@@ -87,8 +87,10 @@ class VectorIndex(Protocol):
 
     def size(self) -> Size: ...
 
-    def maintain(self) -> None:
-        """Build and refresh the structures that make searching fast; slow, and searching goes on meanwhile."""
+    def maintain(self, purge: bool = False) -> None:
+        """Build and refresh the structures that make searching fast; slow, and searching goes on meanwhile.
+
+        With `purge` nothing stays of what was removed, in no file and no older version."""
         ...
 
     def close(self) -> None: ...

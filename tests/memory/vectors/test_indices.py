@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ import pytest
 import sqlalchemy as sa
 
 from perilune.errors import ConfigError
+from perilune.memory.memory import Memory, Turn
 from perilune.memory.scope import Scope
+from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
 from perilune.memory.vectors.pgvector import PgVectorIndex
 from perilune.memory.vectors.protocol import IndexUnavailable, Row, VectorIndex
@@ -91,6 +94,18 @@ def test_damaged_files_are_an_error_and_clear_helps(tmp_path: Path) -> None:
     assert index.words(weights(a=1), 5, ALL) == [1]
 
 
+def test_a_folder_that_cannot_be_deleted_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = LanceIndex(tmp_path / "index", MODEL, WIDTH)
+    put(index, [Row(1, "acme", "s", 0)])
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)  # root may delete everything, so that no mode bit helps here
+    with pytest.raises(IndexUnavailable, match="can't be deleted: Permission denied"):
+        index.clear()
+
+
 def test_another_process_sees_what_is_written(tmp_path: Path) -> None:
     index = LanceIndex(tmp_path / "index", MODEL, WIDTH)
     put(index, [Row(1, "acme", "s", 0)])
@@ -133,3 +148,21 @@ def test_a_dead_server_is_an_index_error() -> None:
     index = PgVectorIndex("postgresql://localhost:1/x", MODEL, WIDTH)
     with pytest.raises(IndexUnavailable, match="PostgreSQL"):
         index.nearest(vectors(1)[0], 5, Scope("acme"))
+
+
+def test_two_writers_of_one_session_in_postgresql_get_numbers_of_their_own(database: str, tmp_path: Path) -> None:
+    store = Store(tmp_path, _psycopg(database).render_as_string(hide_password=False))
+    memory = Memory(store, LanceIndex(tmp_path / "index", "none", 1), None)
+    firsts: list[int] = []
+
+    def write() -> None:
+        firsts.extend(memory.add_turns("local", "s", [Turn("a", "b")] * 2) for _ in range(20))
+
+    writers = [threading.Thread(target=write) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(firsts) == list(range(0, 160, 2))
+    memory.close()
+    store.close()

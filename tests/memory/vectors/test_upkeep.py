@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +25,19 @@ def test_upkeep_of_many_small_writes_ends(tmp_path: Path) -> None:
         if batch % 3 == 2:
             index.remove(range(first, first + ROWS // 4))
     end_s = time.monotonic() + LIMIT_S
-    upkeep.run(tmp_path, "m", 8, lambda: time.monotonic() > end_s)
+    assert upkeep.run(tmp_path, "m", 8, lambda: time.monotonic() > end_s)
     assert time.monotonic() < end_s
     index.close()
+
+
+def test_upkeep_ends_with_whoever_started_it() -> None:
+    code = "import time\nfrom perilune.memory.vectors import upkeep\nupkeep.end_with_parent()\n"
+    code += "print()\ntime.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert process.poll() is None
+    process.stdin.close()  # as the end of the other process does
+    assert process.wait(60) == 1
+    process.stdout.close()
