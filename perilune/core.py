@@ -551,8 +551,11 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinished:
+    """`stop` is the caller's stop string that ended the text, if one did."""
+
     choice: int
     reason: FinishReason
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

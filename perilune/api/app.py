@@ -14,6 +14,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Generator
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,6 +33,8 @@ from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.kv import KV
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
+from perilune.api.messages import ANTHROPIC, CountTokens
+from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
@@ -65,6 +68,8 @@ def create_app(
     sessions = Sessions(service)
     resumables = Resumables()
     chat = ChatCompletions(service, settings, telemetry, resumables)
+    messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
+    counting = CountTokens(service, settings)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -74,6 +79,8 @@ def create_app(
     routes = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
+        *[Route(f"{root}/v1/messages", messages, methods=["POST"]) for root in ("", "/anthropic")],
+        *[Route(f"{root}/v1/messages/count_tokens", counting, methods=["POST"]) for root in ("", "/anthropic")],
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
@@ -107,9 +114,16 @@ async def _no_route(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     shown = errors.from_http(error, _method(request.scope))
-    response = json_response(errors.body(shown), shown.status)
+    response = json_response(_shape(request.url.path, "")(shown), shown.status)
     response.headers.update(error.headers or {})
     return response
+
+
+def _shape(path: str, request_id: str) -> errors.Shape:
+    """How errors look to the clients of a path."""
+    if path.startswith(("/v1/messages", "/anthropic/")):
+        return partial(error_body, request_id=request_id or None)
+    return errors.body
 
 
 class Gateway:
@@ -157,7 +171,7 @@ class Gateway:
         except Exception as error:
             shown = errors.from_any(error, out.request_id)
             if not out.started:
-                await errors.send_error(out, shown)
+                await errors.send_error(out, shown, shape=_shape(scope["path"], out.request_id))
 
     def _account(self, scope: Scope, request_id: str, status: int, spent_s: float) -> None:
         route = _route(scope)
@@ -189,7 +203,8 @@ class _Response:
         if message["type"] == "http.response.start":
             self.started = True
             self.status = message["status"]
-            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
+            name = self.request_id.encode()  # OpenAI's clients read the first, Anthropic's the second
+            headers = [*message.get("headers", ()), (b"x-request-id", name), (b"request-id", name)]
             message = {**message, "headers": headers}
         await self._send(message)
 

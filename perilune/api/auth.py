@@ -124,7 +124,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            key = bearer_key(header(scope, b"authorization"))
+            key = bearer_key(header(scope, b"authorization")) or plain_key(header(scope, b"x-api-key"))
             if self._public and not await keys_exist(self._service):
                 raise Unauthenticated("No key exists.", hint="Create one with `perilune keys create`.")
             caller = await self._service.authenticate(key)
@@ -147,6 +147,16 @@ def bearer_key(value: bytes | None) -> str | None:
         raise Unauthenticated(
             "The Authorization header isn't a bearer key.", hint="Send `Authorization: Bearer KEY`."
         )
+    return key
+
+
+def plain_key(value: bytes | None) -> str | None:
+    """The key of an x-api-key header, as Anthropic's clients send it. Raises `Unauthenticated` for what is none."""
+    if value is None:
+        return None
+    key = value.decode("latin-1").strip()
+    if not key or len(key) > MAX_KEY_CHARS or not key.isascii():
+        raise Unauthenticated("The x-api-key header holds no key.", hint="Send `x-api-key: KEY`.")
     return key
 
 

@@ -1,6 +1,6 @@
-"""POST /v1/chat/completions: one answer, whole or streamed, and its cancellation.
+"""One answer, whole or streamed, and its cancellation, in any dialect: POST /v1/chat/completions, /v1/messages.
 
-Knows the order of things on the wire; the dialect is in schema.py and completion.py, the work in the service. Raw
+Knows the order of things on the wire; the shapes are the dialect's (dialect.py), the work is the service's. Raw
 ASGI, because every token passes here. The service's iterator is closed on every way out.
 """
 
@@ -18,11 +18,12 @@ from starlette.types import Receive, Scope, Send
 
 from perilune.api import errors, sse
 from perilune.api.auth import caller_of
-from perilune.api.completion import StreamedAnswer, WholeAnswer, completion_id
+from perilune.api.completion import completion_id
+from perilune.api.dialect import OPENAI_CHAT, Dialect, Streamed
 from perilune.api.limits import header, read_body, until_disconnect
 from perilune.api.meter import AnswerMeter
 from perilune.api.resume import Resumables, StreamLog
-from perilune.api.schema import ChatCall, parse_chat
+from perilune.api.schema import ChatCall
 from perilune.api.wire import send_json
 from perilune.config import Settings
 from perilune.core import Event, Request, StageStarted
@@ -39,7 +40,8 @@ _LAST_WORDS_S = 0.2
 
 
 class ChatCompletions:
-    """The endpoint. `clock` is the monotonic clock of `Request.arrival_s`, `now` the wall clock of `created`."""
+    """The endpoint of one dialect. `clock` is the monotonic clock of `Request.arrival_s`, `now` the wall clock of
+    `created`."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class ChatCompletions:
         settings: Settings,
         telemetry: Telemetry,
         resumables: Resumables,
+        dialect: Dialect = OPENAI_CHAT,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -54,12 +57,13 @@ class ChatCompletions:
         self._settings = settings
         self._telemetry = telemetry
         self._resumables = resumables
+        self._dialect = dialect
         self._clock = clock
         self._now = now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._settings.server.max_body)
-        call = parse_chat(
+        call = self._dialect.parse(
             body,
             request_id=scope["state"]["request_id"],
             caller=caller_of(scope),
@@ -76,7 +80,7 @@ class ChatCompletions:
             raise
 
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
-        answer = WholeAnswer(call, int(self._now()))
+        answer = self._dialect.whole(call, int(self._now()))
         async with self._in_time(), self._events(call.request) as events:
             async for event in events:
                 meter.see(event)
@@ -87,7 +91,7 @@ class ChatCompletions:
 
     async def _stream(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         request = call.request
-        answer = StreamedAnswer(call, int(self._now()))
+        answer = self._dialect.streamed(call, int(self._now()))
         if call.resumable:
             key = completion_id(request.request_id)
             log = self._resumables.start(key, request.tenant, lambda log: self._write(log, call, answer, meter))
@@ -96,7 +100,7 @@ class ChatCompletions:
             events = self._encoded(call, answer, meter)
             meter.ended(await self._deliver(events, answer.opening(), send, request.request_id))
 
-    async def _write(self, log: StreamLog, call: ChatCall, answer: StreamedAnswer, meter: AnswerMeter) -> None:
+    async def _write(self, log: StreamLog, call: ChatCall, answer: Streamed, meter: AnswerMeter) -> None:
         """The answer into its log, whoever reads."""
         log.add(answer.opening(), settled=False)
         try:
@@ -149,12 +153,12 @@ class ChatCompletions:
                 if not out.started:
                     raise
                 shown = errors.from_any(error, request_id)
-                await out.end(sse.data(errors.body(shown)))
+                await out.end(self._dialect.error_event(shown))
                 return shown
         return None
 
     async def _encoded(
-        self, call: ChatCall, answer: StreamedAnswer, meter: AnswerMeter
+        self, call: ChatCall, answer: Streamed, meter: AnswerMeter
     ) -> AsyncGenerator[tuple[bytes, bool]]:
         """Events as bytes. A stage may still turn out to be impossible; the plan is the first thing that holds."""
         async with self._events(call.request) as events:
@@ -164,13 +168,12 @@ class ChatCompletions:
                     yield encoded, not isinstance(event, StageStarted)
         yield answer.end(), True
 
-    @staticmethod
-    async def _say_goodbye(out: sse.EventStream, request_id: str) -> None:
+    async def _say_goodbye(self, out: sse.EventStream, request_id: str) -> None:
         """To a client that is still there when the server stops; a client that has left is not disturbed."""
         stopping = Overloaded("The server is shutting down.", hint="Send the request again.")
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
-                await out.end(sse.data(errors.body(stopping)))
+                await out.end(self._dialect.error_event(stopping))
         except TimeoutError:
             errors.log.info("client too slow for a goodbye", extra={"fields": {"request_id": request_id}})
 

@@ -141,7 +141,7 @@ class WholeAnswer(_Answer):
     def body(self) -> dict[str, Any]:
         """Raises `InternalError` when the service ended without saying that it completed."""
         if self._end is None:
-            raise _unfinished()
+            raise unfinished()
         choices = [
             {
                 "index": index,
@@ -193,7 +193,7 @@ class StreamedAnswer(_Answer):
     def end(self) -> bytes:
         """The last bytes. Raises `InternalError` when the service ended without saying that it completed."""
         if not self.completed:
-            raise _unfinished()
+            raise unfinished()
         return sse.DONE
 
     def _text(self, event: TextDelta) -> bytes:
@@ -271,5 +271,5 @@ def _progress_comment(event: StageStarted | Planned | PrefillProgress | Citation
             return b""
 
 
-def _unfinished() -> InternalError:
+def unfinished() -> InternalError:
     return InternalError("The answer ended before it was complete.", hint="Send the request again.")

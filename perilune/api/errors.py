@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
+from collections.abc import Callable
 
 from starlette.exceptions import HTTPException
 from starlette.types import Send
@@ -17,6 +18,7 @@ from perilune.api.wire import Headers, send_json
 from perilune.errors import Forbidden, InternalError, InvalidRequest, NotFound, PeriluneError
 
 RETRY_AFTER_S = 2
+Shape = Callable[[PeriluneError], dict[str, object]]
 _RETRY = {429, 503}
 
 log = logging.getLogger("perilune.api")
@@ -95,7 +97,7 @@ def body(error: PeriluneError) -> dict[str, object]:
     }
 
 
-async def send_error(send: Send, error: PeriluneError, headers: Headers = ()) -> None:
+async def send_error(send: Send, error: PeriluneError, headers: Headers = (), shape: Shape = body) -> None:
     """One complete error response, with `retry-after` where trying again makes sense."""
     extra = list(headers)
     if error.status in _RETRY:
@@ -103,4 +105,4 @@ async def send_error(send: Send, error: PeriluneError, headers: Headers = ()) ->
         extra.append((b"retry-after", str(wait_s).encode()))
     if error.status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
-    await send_json(send, error.status, body(error), extra)
+    await send_json(send, error.status, shape(error), extra)

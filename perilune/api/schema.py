@@ -199,7 +199,8 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
     """Untrusted bytes -> a request. Raises `InvalidRequest` naming the field; nothing else, whatever the bytes."""
     raw = parse_json_object(body)
     _refuse_unsupported(raw)
-    _check_counts(raw, settings.server.max_messages)
+    check_count(raw, settings.server.max_messages)
+    _refuse_in_messages(raw)
     try:
         wire = WireChat.model_validate(raw)
     except ValidationError as error:
@@ -262,18 +263,21 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
             raise _unsupported(field)
 
 
-def _check_counts(raw: Mapping[str, Any], max_messages: int) -> None:
-    """Bounds and unsupported parts of the messages, before each of them is validated."""
+def check_count(raw: Mapping[str, Any], max_messages: int) -> None:
+    """Bounds the messages before each of them is validated."""
     messages = raw.get("messages")
-    if not isinstance(messages, list):
-        return  # validation names the fault
-    if len(messages) > max_messages:
+    if isinstance(messages, list) and len(messages) > max_messages:
         raise InvalidRequest(
             f"{len(messages):,} messages are more than this server's limit of {max_messages:,}.",
             hint="Send fewer, or raise server.max_messages.",
             param="messages",
         )
-    for index, message in enumerate(messages):
+
+
+def _refuse_in_messages(raw: Mapping[str, Any]) -> None:
+    """Unsupported parts, before each message is validated."""
+    messages = raw.get("messages")
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if not isinstance(message, dict):
             continue
         if message.get("role") == "function":

@@ -271,6 +271,10 @@ class Composer:
     def _role(self, turn: Turn) -> str:
         return self._result_role if turn.role == "tool" else turn.role
 
+    def count_prompt(self, messages: Sequence[Message]) -> int:
+        """Tokens of a prompt without its documents. Raises as `conversation` and `compose`."""
+        return len(self.compose([], self.conversation(messages), ""))
+
     def context_prefix(self, context: Sequence[array[int]]) -> array[int]:
         """The tokens that every prompt with this context starts with: what ingest prefills."""
         probe = Conversation("", (Turn("user", "?", tuple(self._tokenizer.encode("?"))),))

@@ -189,7 +189,7 @@ class Generation:
         if choice.decoder.stopped:
             session.cancel(event.seq_id)
             choice.finished = True
-            yield ChoiceFinished(choice.index, FinishReason.STOP)
+            yield ChoiceFinished(choice.index, FinishReason.STOP, choice.decoder.stop)
 
     def _finished(self, session: Session, choice: _Choice, event: EngineFinished) -> Iterator[Event]:
         if event.reason is FinishReason.ERROR:
@@ -204,4 +204,4 @@ class Generation:
             yield TextDelta(choice.index, text, logprobs)
         choice.finished = True
         reason = FinishReason.STOP if choice.decoder.stopped else event.reason
-        yield ChoiceFinished(choice.index, reason)
+        yield ChoiceFinished(choice.index, reason, choice.decoder.stop)

@@ -19,17 +19,21 @@ class StopScanner:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Text that is safe to show. After a stop string was found, nothing more."""
         if self.stopped:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            first, self.found = min(found)
+            shown, self._held = self._held[:first], ""
             return shown
         keep = self._possible_start()
         cut = len(self._held) - keep
@@ -68,6 +72,11 @@ class ChoiceDecoder:
     def stopped(self) -> bool:
         """A stop string was met: the sequence need not run on."""
         return self._scanner.stopped
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was met."""
+        return self._scanner.found
 
     def push(self, token_id: int, logprob: TokenLogprob | None) -> tuple[str, tuple[DecodedLogprob, ...]]:
         text = self._stream.push(token_id)

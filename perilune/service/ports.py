@@ -289,6 +289,10 @@ class ServiceApi(Protocol):
         """
         ...
 
+    async def count_tokens(self, request: Request) -> int:
+        """The prompt's tokens if every document were read whole. Raises as `run` for what can't be composed."""
+        ...
+
     async def authenticate(self, key: str | None) -> Caller:
         """Raises `Unauthenticated`. Without any stored key every caller is the local admin."""
         ...

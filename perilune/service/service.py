@@ -130,6 +130,15 @@ class Service:
         elapsed_s = self._parts.clock() - request.arrival_s
         return soonest_s is not None and elapsed_s + soonest_s < plan.predicted_ttft_s
 
+    async def count_tokens(self, request: Request) -> int:
+        parts = self._parts
+        parts.model.require(request.model)
+        if request.tools.offered or any(message.role == "tool" for message in request.messages):
+            request = prepared(request, parts.tool_format)
+        documents = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]
+        tokens = await asyncio.to_thread(parts.composer.count_prompt, request.messages)
+        return tokens + sum(record.tokens or 0 for record in documents)
+
     async def authenticate(self, key: str | None) -> Caller:
         return await asyncio.to_thread(self._authenticate, key)
 

@@ -242,6 +242,9 @@ class FakeService:
             self.open -= 1
             self.closed_at.append(time.monotonic())
 
+    async def count_tokens(self, request: Request) -> int:
+        return sum(len(message.text.split()) for message in request.messages)
+
     async def authenticate(self, key: str | None) -> Caller:
         if not self.keys:
             return Caller("local", "admin")

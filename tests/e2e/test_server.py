@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import anthropic
 import jsonschema
 import openai
 import pytest
@@ -267,6 +268,34 @@ def test_tools_are_called_and_their_results_read(server: Server) -> None:
     with pytest.raises(openai.BadRequestError) as lonely:
         create(**ask, messages=[*messages[:1], {"role": "tool", "tool_call_id": "call_9", "content": "Snow."}])
     assert lonely.value.param == "messages[1].tool_call_id"
+
+
+def test_anthropic_messages(server: Server) -> None:
+    ask: Any = {"model": MODEL, "max_tokens": 24, "messages": ASK["messages"], "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0, timeout=300) as client:
+        whole = client.messages.create(**ask)
+        with client.messages.stream(**ask) as stream:
+            streamed = stream.get_final_message()
+        text = said(server.client.chat.completions.create(**{**ASK, "max_tokens": 24}))
+        assert [block.text for block in (*whole.content, *streamed.content) if block.type == "text"] == [text, text]
+        counted = client.messages.count_tokens(model=MODEL, messages=ask["messages"])
+        assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+        tool: Any = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+        called = client.messages.create(
+            **{**ask, "max_tokens": 80},
+            tools=[tool],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        )
+        assert called.stop_reason == "tool_use"
+        (use,) = [block for block in called.content if block.type == "tool_use"]
+        jsonschema.validate(use.input, tool["input_schema"])
+        result: Any = {"type": "tool_result", "tool_use_id": use.id, "content": "Snow."}
+        turns = [
+            *ask["messages"],
+            {"role": "assistant", "content": called.content},
+            {"role": "user", "content": [result]},
+        ]
+        assert client.messages.create(**{**ask, "messages": turns}).stop_reason in ("end_turn", "max_tokens")
 
 
 def test_errors(server: Server) -> None:

@@ -386,7 +386,7 @@ async def test_stop_strings_end_the_answer_and_are_not_in_it(bench: Bench) -> No
     bench.engine.token_s = 0.002
     events = await bench.ask("Count.", stop=("Three", "zzz"))
     assert text_of(events) == "One. Two. "
-    assert ChoiceFinished(0, FinishReason.STOP) in events
+    assert ChoiceFinished(0, FinishReason.STOP, "Three") in events
 
 
 async def test_max_tokens_cuts_and_is_clipped_to_the_window() -> None:

@@ -1,0 +1,277 @@
+"""Anthropic's Messages on the wire: the request, and its way into `core.Request` (spec S1).
+
+Knows Anthropic's fields; doesn't know models or files. What is bookkeeping (`metadata`, `cache_control`, …) is
+ignored: our cache needs no marks. `thinking` is ignored too: it allows thoughts, and our models think aloud or
+not at all. What would change the answer (images, server tools) is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from perilune.api.errors import Unsupported
+from perilune.api.limits import parse_json_object
+from perilune.api.schema import MAX_FILES, MAX_PARTS, ChatCall, Wire, check_count, wrong_field
+from perilune.api.tools import MAX_CALLS, MAX_TOOLS, Name
+from perilune.config import Settings
+from perilune.core import (
+    FilePart,
+    Grammar,
+    GrammarKind,
+    Message,
+    Request,
+    SamplingParams,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolMode,
+    Tools,
+)
+from perilune.errors import InvalidRequest
+from perilune.service.ports import Caller
+
+MAX_TOKENS = 10_000_000
+MAX_STOPS = 16
+
+
+def _as_blocks(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class WireSource(Wire):
+    type: str = Field(max_length=64)
+    data: str | None = None
+    file_id: str | None = Field(None, max_length=128)
+    content: str | list[dict[str, Any]] | None = None
+
+
+class WireEnabled(Wire):
+    enabled: bool | None = None
+
+
+class WireBlock(Wire):
+    """Any block of a message; which fields count depends on `type`."""
+
+    type: str = Field(max_length=64)
+    text: str | None = None
+    source: WireSource | None = None
+    title: str | None = Field(None, max_length=1024)
+    context: str | None = None
+    citations: WireEnabled | list[dict[str, Any]] | None = None
+    id: str | None = Field(None, max_length=256)
+    name: Name | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = Field(None, max_length=256)
+    is_error: bool | None = None
+    content: Blocks | None = None
+
+
+Blocks = Annotated[list[WireBlock], BeforeValidator(_as_blocks), Field(max_length=MAX_PARTS)]
+
+
+class WireMessage(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class WireTool(Wire):
+    type: str | None = Field(None, max_length=64)
+    name: Name
+    description: str | None = Field(None, max_length=65_536)
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class WireToolChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class WireFormat(Wire):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class WireOutput(Wire):
+    format: WireFormat | None = None
+
+
+class WireMessages(Wire):
+    """The body of POST /v1/messages."""
+
+    model: str = Field(min_length=1, max_length=256)
+    messages: list[WireMessage] = Field(min_length=1)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    system: Blocks | None = None
+    stop_sequences: list[Annotated[str, Field(min_length=1, max_length=1024)]] | None = Field(
+        None, max_length=MAX_STOPS
+    )
+    temperature: float | None = Field(None, ge=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    stream: bool | None = None
+    tools: list[WireTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: WireToolChoice | None = None
+    output_config: WireOutput | None = None
+
+
+def parse_messages(
+    body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings
+) -> ChatCall:
+    """See `dialect.Parse`."""
+    wire = _validated(body, settings)
+    if wire.max_tokens is None:
+        raise InvalidRequest("max_tokens is missing.", hint="Say how long the answer may be.", param="max_tokens")
+    return ChatCall(_request(wire, request_id, caller, arrival_s, settings), bool(wire.stream), True, False)
+
+
+def parse_count(body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> Request:
+    """The body of POST /v1/messages/count_tokens: as a message, but without `max_tokens`."""
+    return _request(_validated(body, settings), request_id, caller, arrival_s, settings)
+
+
+def _validated(body: bytes, settings: Settings) -> WireMessages:
+    raw = parse_json_object(body)
+    check_count(raw, settings.server.max_messages)
+    try:
+        return WireMessages.model_validate(raw)
+    except ValidationError as error:
+        raise wrong_field(error) from None
+
+
+def _request(wire: WireMessages, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> Request:
+    messages = tuple(_messages(wire))
+    request = Request(
+        request_id=request_id,
+        tenant=caller.tenant,
+        model=wire.model,
+        messages=messages,
+        arrival_s=arrival_s,
+        sampling=SamplingParams(
+            temperature=settings.model.temperature if wire.temperature is None else float(wire.temperature),
+            top_p=1.0 if wire.top_p is None else max(float(wire.top_p), 1e-6),
+            top_k=wire.top_k or 0,
+            max_tokens=wire.max_tokens,
+            stop=tuple(wire.stop_sequences or ()),
+            grammar=_grammar(wire.output_config),
+        ),
+        deadline_s=caller.deadline_s,
+        tools=_tools(wire),
+    )
+    if len(request.file_ids) > MAX_FILES:
+        raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")
+    return request
+
+
+def _grammar(output: WireOutput | None) -> Grammar | None:
+    if output is None or output.format is None:
+        return None
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(output.format.schema_), "output_config.format.schema")
+
+
+def _tools(wire: WireMessages) -> Tools:
+    offered = []
+    for index, tool in enumerate(wire.tools or ()):
+        if tool.type not in (None, "custom") or tool.input_schema is None:
+            raise Unsupported(
+                f"tools[{index}] is no tool with an input_schema.",
+                hint="This server runs no tools.",
+                param=f"tools[{index}]",
+            )
+        schema = json.dumps({"type": "object", **tool.input_schema}, ensure_ascii=False)
+        offered.append(Tool(tool.name, tool.description or "", schema, bool(tool.strict)))
+    if len({tool.name for tool in offered}) < len(offered):
+        raise InvalidRequest("Two tools have the same name.", hint="Rename one.", param="tools")
+    choice = wire.tool_choice or WireToolChoice(type="auto")
+    several = not choice.disable_parallel_tool_use
+    modes = {"auto": ToolMode.AUTO, "none": ToolMode.NONE, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED}
+    if choice.type in ("any", "tool") and not offered:
+        raise InvalidRequest(
+            "tool_choice wants a call, but there are no tools.", hint="Send tools.", param="tool_choice"
+        )
+    if choice.type == "tool" and choice.name not in {tool.name for tool in offered}:
+        raise InvalidRequest(
+            "tool_choice names no tool of the request.", hint="Offer it.", param="tool_choice.name"
+        )
+    return Tools(tuple(offered), modes[choice.type], choice.name if choice.type == "tool" else None, several)
+
+
+# --------------------------------------------------------------------------------------------------- messages
+
+
+def _messages(wire: WireMessages) -> Iterator[Message]:
+    if wire.system:
+        yield Message("system", tuple(TextPart(_text(block, "system")) for block in wire.system))
+    for index, message in enumerate(wire.messages):
+        yield from _message(message, f"messages[{index}].content")
+
+
+def _message(wire: WireMessage, param: str) -> Iterator[Message]:
+    """One message, but for results of tools: each of them is a message of its own, before the rest."""
+    parts: list[TextPart | FilePart] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(wire.content):
+        place = f"{param}[{index}]"
+        match block.type:
+            case "text":
+                parts.append(TextPart(_text(block, place)))
+            case "document":
+                parts.append(_document(block, place))
+            case "tool_use" if wire.role == "assistant":
+                calls.append(_call(block, place))
+            case "tool_result" if wire.role == "user":
+                yield _result(block, place)
+            case "thinking" | "redacted_thinking":
+                pass  # what was thought before isn't said again
+            case _:
+                raise Unsupported(
+                    f"{place} is of a type this server can't read here.",
+                    hint="It takes text, document, tool_use and tool_result; upload files with POST /v1/files.",
+                    param=f"{place}.type",
+                )
+    if len(calls) > MAX_CALLS:
+        raise InvalidRequest(f"A message may hold at most {MAX_CALLS} calls.", param=param)
+    if parts or calls:
+        yield Message(wire.role, tuple(parts), tuple(calls))
+
+
+def _text(block: WireBlock, param: str) -> str:
+    if block.type != "text" or block.text is None:
+        raise InvalidRequest(f"{param} has no text.", hint="Send a block of type text.", param=f"{param}.text")
+    return block.text
+
+
+def _document(block: WireBlock, param: str) -> TextPart | FilePart:
+    source = block.source
+    if source is not None and source.type == "file" and source.file_id:
+        return FilePart(source.file_id)
+    if source is not None and source.type == "text" and source.data is not None:
+        title = f"Document {block.title!r}:\n" if block.title else "Document:\n"
+        return TextPart(f"{title}{source.data}\n\n")
+    raise Unsupported(
+        f"{param} has a source this server can't read; it takes file and text.",
+        hint="Upload the document with POST /v1/files and name its file_id.",
+        param=f"{param}.source",
+    )
+
+
+def _call(block: WireBlock, param: str) -> ToolCall:
+    if block.id is None or block.name is None:
+        raise InvalidRequest(
+            f"{param} has no id or no name.", hint="Send the block as it was answered.", param=param
+        )
+    return ToolCall(block.id, block.name, json.dumps(block.input or {}, ensure_ascii=False))
+
+
+def _result(block: WireBlock, param: str) -> Message:
+    if block.tool_use_id is None:
+        raise InvalidRequest(f"{param} names no tool_use_id.", param=f"{param}.tool_use_id")
+    texts: Sequence[str] = [_text(item, f"{param}.content[{at}]") for at, item in enumerate(block.content or ())]
+    said = "".join(texts)
+    text = f"Error: {said}" if block.is_error else said
+    return Message("tool", (TextPart(text),), tool_call_id=block.tool_use_id)
