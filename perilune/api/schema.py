@@ -7,6 +7,7 @@ it would change the answer: `UNSUPPORTED` is that list, and the neutral values t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -41,6 +42,7 @@ MAX_DEADLINE_S = 86_400.0
 _INT64 = 2**63 - 1
 _TOKEN_ID = 2**31 - 1
 _SMALLEST_TOP_P = 1e-6
+_FORM = re.compile(r"[A-Z]|[a-z-]+\[|(str|int|float|bool|dict|none)$")
 Number = TypeVar("Number", int, float)
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -249,8 +251,8 @@ def wrong_field(error: ValidationError) -> InvalidRequest:
     found = error.errors(include_url=False, include_context=False, include_input=False)
     forms = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
     first = max(forms, key=lambda each: len(each["loc"]))
-    # Between names and indices stand pydantic's names of the forms: `list[…]`, `literal[…]`.
-    parts = [part for part in first["loc"] if isinstance(part, int) or part.isidentifier()]
+    # Between names and indices stand pydantic's names of the forms: `list[…]`, `str`, a model's class.
+    parts = [part for part in first["loc"] if isinstance(part, int) or not _FORM.match(part)]
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     return InvalidRequest(
         f"Wrong value for {param}: {first['msg'].lower()}.", hint="docs/api.md lists every field.", param=param
