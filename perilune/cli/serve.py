@@ -74,9 +74,11 @@ def check_port(host: str, port: int) -> None:
 async def _serve(settings: Settings) -> int:
     from perilune.api.app import create_app, serve
     from perilune.build import build
+    from perilune.cli.heap import limit_arenas
     from perilune.ops.logging import configure
 
     configure()
+    limit_arenas()
     say(f"loading {settings.model.path} …")
     app = build(settings, indexed=True)
     announced = None

@@ -44,7 +44,10 @@ class Store:
         self._turns: _Turns | None = None
         try:
             # An error that quoted its parameters would bring what people wrote into a log.
-            self._engine = sa.create_engine(url or f"sqlite:///{home / DATABASE_FILE}", hide_parameters=True)
+            # The connection used last comes first: each has a cache of pages, and idle ones would keep theirs.
+            self._engine = sa.create_engine(
+                url or f"sqlite:///{home / DATABASE_FILE}", hide_parameters=True, pool_use_lifo=True
+            )
         except (sa.exc.ArgumentError, ImportError) as error:
             raise ConfigError(
                 f"The database URL can't be used: {error}.",

@@ -265,7 +265,7 @@ def test_memory_at_rest_does_not_grow_with_requests(tmp_path: Path, smollm2_path
         found = soak(server, QUICK_REQUESTS, QUICK_ROUNDS, QUICK_LIMIT_S)
     finally:
         server.stop()
-    samples = found.resident_bytes
+    samples = found.private_bytes
     if len(samples) - found.warm_rounds < MIN_SAMPLES:
         pytest.skip(f"{found.requests} requests took {found.spent_s:.0f} s: too busy a machine to tell")
     assert found.slope().low <= QUICK_LEAK_BYTES_PER_REQUEST, (found.slope(), samples)

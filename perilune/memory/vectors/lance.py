@@ -39,6 +39,12 @@ KEEP_VERSIONS = timedelta(minutes=10)
 PURGE_PAUSE = timedelta(seconds=4)
 """Before a purge drops older versions: searches that read one end meanwhile."""
 
+INDEX_CACHE_BYTES = 512 << 20
+"""What open indices may take. Vectors of 384 numbers take 0.6 KB each while they are searched: 100,000 take 60 MB.
+Beyond this they are read from disk again. (LanceDB's own bound is 6 GB, and every write adds to it.)"""
+
+METADATA_CACHE_BYTES = 16 << 20
+
 _BATCH = 10_000
 _CLEAR_ATTEMPTS, _CLEAR_PAUSE_S = 5, 0.1
 _log = logging.getLogger(__name__)
@@ -52,6 +58,8 @@ class LanceIndex:
         self._folder = folder
         self._width = width
         self._vectors = f"vectors_{hashlib.blake2b(model.encode(), digest_size=6).hexdigest()}_{width}"
+        self._database: Any = None
+        self._session: Any = None
         self._tables: dict[str, Any] = {}
         self._lock = threading.Lock()
 
@@ -86,6 +94,7 @@ class LanceIndex:
     def clear(self) -> None:
         with self._lock:
             self._tables.clear()
+            self._database = self._session = None  # with what it remembers of the files
             for attempt in range(_CLEAR_ATTEMPTS):
                 try:
                     shutil.rmtree(self._folder)
@@ -129,6 +138,11 @@ class LanceIndex:
             with self._table(name) as table:
                 counts.append(int(table.count_rows()))
         return Size(*counts)
+
+    @property
+    def cached_bytes(self) -> int:
+        """What LanceDB keeps of its files in memory now."""
+        return int(self._session.size_bytes) if self._session is not None else 0
 
     # ------------------------------------------------------------------------------------------ maintenance
 
@@ -198,12 +212,24 @@ class LanceIndex:
                 table = self._tables[name] = self._create(name)
             return table
 
-    def _create(self, name: str) -> Any:
-        import lancedb
+    def _connect(self) -> Any:
+        """The folder's database; both tables share its bounded caches."""
+        if self._database is None:
+            import lancedb
+            import pyarrow as pa
 
+            # Arrow's own allocator keeps megabytes for each thread that ever touched a table.
+            pa.set_memory_pool(pa.system_memory_pool())
+            self._session = lancedb.Session(INDEX_CACHE_BYTES, METADATA_CACHE_BYTES)
+            # 0: another process's writes are seen by the next search.
+            self._database = lancedb.connect(
+                self._folder, read_consistency_interval=timedelta(0), session=self._session
+            )
+        return self._database
+
+    def _create(self, name: str) -> Any:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # 0: another process's writes are seen by the next search.
-        database = lancedb.connect(self._folder, read_consistency_interval=timedelta(0))
+        database = self._connect()
         schema = _schema(name, self._width)
         table = _either(lambda: database.open_table(name), lambda: database.create_table(name, schema=schema))
         if table.schema.names != schema.names:

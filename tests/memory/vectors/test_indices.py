@@ -120,6 +120,20 @@ def test_another_process_sees_what_is_written(tmp_path: Path) -> None:
     assert sorted(index.words(weights(a=1), 5, ALL)) == [1, 2]
 
 
+def test_what_lancedb_remembers_of_old_versions_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perilune.memory.vectors.lance.INDEX_CACHE_BYTES", 200 << 10)
+    monkeypatch.setattr("perilune.memory.vectors.lance.METADATA_CACHE_BYTES", 200 << 10)
+    index = LanceIndex(tmp_path / "index", MODEL, WIDTH)
+    most = 0
+    for number in range(40):
+        put(index, [Row(number, "acme", "s", number)])
+        assert number in index.words(weights(a=1), 50, ALL)
+        most = max(most, index.cached_bytes)
+    assert 0 < most <= 2 * (200 << 10)
+    index.clear()
+    assert index.cached_bytes == 0
+
+
 def test_models_have_vectors_of_their_own(tmp_path: Path, database: str) -> None:
     def lance(model: str) -> VectorIndex:
         return LanceIndex(tmp_path, model, WIDTH)
