@@ -65,10 +65,12 @@ class ServerProcess(ABC):
     def environment(self) -> dict[str, str]:
         """Its whole environment."""
 
-    def start(self) -> float:
-        """Start and wait until it is ready; returns the seconds that took. Raises `ServerError`."""
+    def start(self, port: int = 0) -> float:
+        """Start and wait until it is ready; returns the seconds that took. Raises `ServerError`.
+
+        `port` 0 takes a free one."""
         self._home.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = port or _free_port()
         begun_s = time.perf_counter()
         with (self._home / "server.log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perilune.config import BackendSettings, KVCacheSettings, Settings
-from perilune.core import BLOCK_TOKENS, KVPolicy
+from perilune.core import BLOCK_TOKENS, KeyLimits, KVPolicy
 from perilune.errors import ConfigError
 from perilune.runtime.evaluate.length_record import read as read_length
 from perilune.service.model import ServedModel
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from perilune.memory.memory import Memory
     from perilune.memory.sessions import Sessions
     from perilune.memory.store import Store
+    from perilune.memory.usage import UsageStore
     from perilune.ops.metrics import PrometheusSink
     from perilune.runtime.hub.pull import ModelFiles
     from perilune.runtime.kv.disk import DiskKVStore
@@ -228,6 +229,7 @@ def _wire(
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
     from perilune.memory.sessions import Sessions
+    from perilune.memory.usage import UsageStore
     from perilune.service.predictor import Predictor
 
     spec = loaded.runtime.kv_spec
@@ -254,7 +256,8 @@ def _wire(
     model = served_model(settings, files, loaded)
     stores = [store for store in (kv, segments) if store is not None]
     kept = Sessions(store, memory) if memory is not None else None
-    service = _service(settings, telemetry, stores, loaded, keys, library, kept, predictor, engine, model)
+    usage = UsageStore(store)
+    service = _service(settings, telemetry, stores, loaded, keys, usage, library, kept, predictor, engine, model)
     metrics.before_render(lambda: _gauges(engine, telemetry))
     described, later = loaded.info.kernels, contextlib.ExitStack()
     return Application(
@@ -268,6 +271,7 @@ def _service(
     stores: Sequence[DiskKVStore],
     loaded: LoadedModel,
     keys: Keyring,
+    usage: UsageStore,
     library: Library,
     kept: Sessions | None,
     predictor: Predictor,
@@ -282,6 +286,7 @@ def _service(
     from perilune.service.compose import Composer
     from perilune.service.documents import DocumentService
     from perilune.service.kv_health import KVHealth
+    from perilune.service.ledger import Ledger
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
     from perilune.service.tools.formats import format_of
@@ -335,7 +340,10 @@ def _service(
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
     backends = _backends(settings, parts)
-    return Service(parts, Admission(places, telemetry), _authenticator(keys), KVHealth(engine, settings), backends)
+    limits = KeyLimits(**{name: value or None for name, value in settings.limits.model_dump().items()})
+    ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
+    view = KVHealth(engine, settings)
+    return Service(parts, Admission(places, telemetry), _authenticator(keys), view, backends, ledger)
 
 
 def _backends(settings: Settings, parts: Parts) -> Backends:
@@ -443,7 +451,7 @@ def _limits(settings: Settings) -> Limits:
 def _authenticator(keys: Keyring) -> Callable[[str | None], Caller]:
     def authenticate(key: str | None) -> Caller:
         owner = keys.authenticate(key)
-        return Caller(owner.tenant, owner.role, owner.deadline_s, owner.key_id)
+        return Caller(owner.tenant, owner.role, owner.deadline_s, owner.key_id, owner.limits)
 
     return authenticate
 

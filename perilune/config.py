@@ -189,7 +189,7 @@ class ServerSettings(Block):
     max_body: Bytes = Field(32 * 1024**2, ge=1024, description="Most bytes of a JSON request body.")
     max_upload: Bytes = Field(256 * 1024**2, ge=1024, description="Most bytes of an uploaded file.")
     max_messages: int = Field(2048, ge=1, description="Most messages in one request.")
-    max_queue: int = Field(48, ge=1, description="Requests that may wait; more are refused with 503.")
+    max_queue: int = Field(48, ge=1, description="Requests that may wait; more are refused with 429.")
 
 
 class DeadlineSettings(Block):
@@ -228,6 +228,19 @@ class MemorySettings(Block):
     synonyms: tuple[str, ...] = Field(
         (), description="Files of synonym groups, besides the built-in ones for legal text and support."
     )
+
+
+class LimitSettings(Block):
+    """Of keys that have no own limit, each by itself, and of callers without a key together. 0: no limit."""
+
+    requests_per_minute: int = Field(
+        0, ge=0, description="Requests a minute of a key without its own limit. 0: any."
+    )
+    tokens_per_minute: int = Field(0, ge=0, description="Tokens a minute, prompt and answer. 0: any.")
+    tokens_per_day: int = Field(0, ge=0, description="Tokens a UTC day. 0: any.")
+    concurrency: int = Field(0, ge=0, description="Requests at once. 0: any.")
+    budget: float = Field(0.0, ge=0, description="Cost a UTC month, by the prices of the backends. 0: any.")
+    stream_tokens_per_s: float = Field(0.0, ge=0, description="Tokens a second of a key's streams. 0: any.")
 
 
 class BackendSettings(Block):
@@ -291,6 +304,7 @@ class Settings(Block):
         (), description="Other servers that answer chats; see docs/backends.md. In the environment: a JSON list."
     )
     routing: RoutingSettings = RoutingSettings()
+    limits: LimitSettings = LimitSettings()
 
 
 def default_home() -> Path:

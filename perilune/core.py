@@ -165,6 +165,40 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What an API key may use; None: no limit of its own. `tokens_per_day` by UTC day, `budget` by UTC month in the
+    unit of the backends' prices, `stream_tokens_per_s` over all of its streams together."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    concurrency: int | None = None
+    budget: float | None = None
+    stream_tokens_per_s: float | None = None
+
+    def over(self, defaults: KeyLimits) -> KeyLimits:
+        """These, and `defaults` where they say nothing."""
+        return KeyLimits(
+            *(
+                getattr(defaults, name) if getattr(self, name) is None else getattr(self, name)
+                for name in self.__slots__
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RateState:
+    """How much of a key's rates is left, right after a request was let in or refused; None: no such limit."""
+
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests_s: float | None = None
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One question, as the service runs it. `arrival_s` is the monotonic time of its last byte (spec C1)."""
 
@@ -183,7 +217,8 @@ class Request:
     recall: tuple[str, ...] = ()  # sessions whose old turns may enter the prompt
     tools: Tools = field(default_factory=Tools)
     whole: bool = False  # nobody sees text before the answer's end
-    key_id: str | None = None  # the API key that asks; its limits apply
+    key_id: str | None = None  # the API key that asks
+    limits: KeyLimits | None = None  # the key's; None: the configured ones
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -495,6 +530,13 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """The request was let in; the first event, where its key's rates are limited."""
+
+    rates: RateState
+
+
+@dataclass(frozen=True, slots=True)
 class StageStarted:
     """One of: retrieving, composing, queued, prefilling, answering."""
 
@@ -567,7 +609,8 @@ class Completed:
 
 
 Event = (
-    StageStarted
+    Admitted
+    | StageStarted
     | Planned
     | PrefillProgress
     | CitationAdded

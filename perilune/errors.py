@@ -6,13 +6,15 @@ never carry internals, prompts, keys or paths of the server. Unknown exceptions 
 
 from __future__ import annotations
 
+from perilune.core import RateState
+
 
 class PeriluneError(Exception):
     """Base of every error a user can meet."""
 
     status = 500
     code = "internal_error"
-    type = "server_error"
+    type: str = "server_error"
     exit_code = 1
 
     def __init__(
@@ -88,6 +90,37 @@ class Overloaded(PeriluneError):
     """Refused at once: no KV, no queue slot, or the deadline can't be met."""
 
     status, code, type, exit_code = 503, "overloaded", "server_error", 1
+
+
+class EngineBusy(Overloaded):
+    """The queue is full: the 429 that says nothing of the caller's own limits."""
+
+    status, code, type = 429, "engine_overloaded", "overloaded"
+
+
+class RateLimited(PeriluneError):
+    """A key's requests or tokens a minute, or its requests at once, are used. `kind` is requests or tokens."""
+
+    status, code, exit_code = 429, "rate_limit_exceeded", 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        kind: str = "requests",
+        retry_after_s: float | None = None,
+        rates: RateState | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, retry_after_s=retry_after_s)
+        self.type = kind
+        self.rates = rates
+
+
+class QuotaExceeded(PeriluneError):
+    """A key's tokens of the day or budget of the month are used: trying again soon is in vain."""
+
+    status, code, type, exit_code = 429, "insufficient_quota", "insufficient_quota", 1
 
 
 class Unreachable(PeriluneError):

@@ -24,9 +24,9 @@ from perilune.api.limits import header, read_body, until_disconnect
 from perilune.api.meter import AnswerMeter
 from perilune.api.resume import Resumables, StreamLog
 from perilune.api.schema import ChatCall
-from perilune.api.wire import send_json
+from perilune.api.wire import Headers, send_json
 from perilune.config import Settings
-from perilune.core import Event, Request, StageStarted
+from perilune.core import Admitted, Event, Request, StageStarted
 from perilune.errors import InvalidRequest, Overloaded, PeriluneError
 from perilune.service.ports import ServiceApi
 from perilune.telemetry import Telemetry
@@ -81,12 +81,17 @@ class ChatCompletions:
 
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         answer = self._dialect.whole(call, int(self._now()))
+        headers: list[tuple[bytes, bytes]] = []
         async with self._in_time(), self._events(call.request) as events:
             async for event in events:
+                if isinstance(event, Admitted):
+                    headers += errors.rate_headers(event.rates)
+                    continue
                 meter.see(event)
                 answer.add(event)
         spent_ms = 1000 * (self._clock() - call.request.arrival_s)
-        await send_json(send, 200, answer.body(), [(b"openai-processing-ms", str(round(spent_ms)).encode())])
+        headers.append((b"openai-processing-ms", str(round(spent_ms)).encode()))
+        await send_json(send, 200, answer.body(), headers)
         meter.ended(None)
 
     async def _stream(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
@@ -97,14 +102,15 @@ class ChatCompletions:
             log = self._resumables.start(key, request.tenant, lambda log: self._write(log, call, answer, meter))
             await self._deliver(log.read(-1), b"", send, request.request_id)
         else:
-            events = self._encoded(call, answer, meter)
-            meter.ended(await self._deliver(events, answer.opening(), send, request.request_id))
+            headers: list[tuple[bytes, bytes]] = []
+            events = self._encoded(call, answer, meter, headers)
+            meter.ended(await self._deliver(events, answer.opening(), send, request.request_id, headers))
 
     async def _write(self, log: StreamLog, call: ChatCall, answer: Streamed, meter: AnswerMeter) -> None:
         """The answer into its log, whoever reads."""
         log.add(answer.opening(), settled=False)
         try:
-            async with self._in_time(), aclosing(self._encoded(call, answer, meter)) as events:
+            async with self._in_time(), aclosing(self._encoded(call, answer, meter, [])) as events:
                 async for encoded, settled in events:
                     log.add(encoded, settled)
         except asyncio.CancelledError as error:
@@ -130,13 +136,18 @@ class ChatCompletions:
         await until_disconnect(receive, _ignoring_result(rest))
 
     async def _deliver(
-        self, events: AsyncGenerator[tuple[bytes, bool]], opening: bytes, send: Send, request_id: str
+        self,
+        events: AsyncGenerator[tuple[bytes, bool]],
+        opening: bytes,
+        send: Send,
+        request_id: str,
+        headers: Headers = (),
     ) -> PeriluneError | None:
         """Send encoded events; returns the error that ended the stream, if one did.
 
         An error before the response has started is raised, and gets its own status; later it is an event.
         """
-        async with sse.EventStream(send, opening) as out:
+        async with sse.EventStream(send, opening, headers) as out:
             try:
                 async with self._in_time(), aclosing(events):
                     async for encoded, settled in events:
@@ -158,11 +169,15 @@ class ChatCompletions:
         return None
 
     async def _encoded(
-        self, call: ChatCall, answer: Streamed, meter: AnswerMeter
+        self, call: ChatCall, answer: Streamed, meter: AnswerMeter, headers: list[tuple[bytes, bytes]]
     ) -> AsyncGenerator[tuple[bytes, bool]]:
-        """Events as bytes. A stage may still turn out to be impossible; the plan is the first thing that holds."""
+        """Events as bytes, and what the response's head tells as `headers`. A stage may still turn out to be
+        impossible; the plan is the first thing that holds."""
         async with self._events(call.request) as events:
             async for event in events:
+                if isinstance(event, Admitted):
+                    headers += errors.rate_headers(event.rates)
+                    continue
                 meter.see(event)
                 if encoded := answer.encode(event):
                     yield encoded, not isinstance(event, StageStarted)

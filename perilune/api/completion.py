@@ -17,6 +17,7 @@ from perilune.api import sse
 from perilune.api.schema import TIER_OF_CLASS, ChatCall
 from perilune.api.tools import call_dict
 from perilune.core import (
+    Admitted,
     ChoiceFinished,
     CitationAdded,
     Completed,
@@ -188,6 +189,8 @@ class StreamedAnswer(_Answer):
             return self._finished(event)
         if isinstance(event, Completed):
             return self._completed(event)
+        if isinstance(event, Admitted):
+            return b""  # the response's head tells it
         return self._progress(event)
 
     def end(self) -> bytes:

@@ -15,7 +15,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import Send
 
 from perilune.api.wire import Headers, send_json
-from perilune.errors import Forbidden, InternalError, InvalidRequest, NotFound, PeriluneError
+from perilune.core import RateState
+from perilune.errors import (
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    PeriluneError,
+    QuotaExceeded,
+    RateLimited,
+)
 
 RETRY_AFTER_S = 2
 Shape = Callable[[PeriluneError], dict[str, object]]
@@ -97,12 +106,38 @@ def body(error: PeriluneError) -> dict[str, object]:
     }
 
 
+def rate_headers(rates: RateState) -> list[tuple[bytes, bytes]]:
+    """OpenAI's `x-ratelimit-*` headers, of those rates that are limited."""
+    found: list[tuple[bytes, bytes]] = []
+    for what, limit, left, reset_s in (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests_s),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens_s),
+    ):
+        if limit is not None:
+            values = (("limit", str(limit)), ("remaining", str(left)), ("reset", _duration(reset_s or 0.0)))
+            found += [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in values]
+    return found
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes one: `6m0s`, `1.5s`, `20ms`."""
+    if seconds < 1:
+        return f"{math.ceil(1000 * seconds)}ms"
+    minutes, rest = divmod(round(seconds, 1), 60)
+    return (f"{minutes:.0f}m" if minutes else "") + f"{rest:g}s"
+
+
 async def send_error(send: Send, error: PeriluneError, headers: Headers = (), shape: Shape = body) -> None:
     """One complete error response, with `retry-after` where trying again makes sense."""
     extra = list(headers)
     if error.status in _RETRY:
         wait_s = RETRY_AFTER_S if error.retry_after_s is None else max(1, math.ceil(error.retry_after_s))
         extra.append((b"retry-after", str(wait_s).encode()))
+        extra.append((b"retry-after-ms", str(1000 * wait_s).encode()))
+    if isinstance(error, RateLimited) and error.rates is not None:
+        extra += rate_headers(error.rates)
+    if isinstance(error, QuotaExceeded):
+        extra.append((b"x-should-retry", b"false"))  # what OpenAI's clients look at
     if error.status == 401:
         extra.append((b"www-authenticate", b"Bearer"))
     await send_json(send, error.status, shape(error), extra)

@@ -162,6 +162,9 @@ def _request(wire: WireMessages, request_id: str, caller: Caller, arrival_s: flo
         ),
         deadline_s=caller.deadline_s,
         tools=_tools(wire),
+        whole=not wire.stream,
+        key_id=caller.key_id,
+        limits=caller.limits,
     )
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")

@@ -227,6 +227,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         tools=tools_of(wire.tools, wire.tool_choice, wire.parallel_tool_calls),
         whole=not wire.stream,
         key_id=caller.key_id,
+        limits=caller.limits,
     )
     if request.session_id is not None and caller.role == "read-only":
         raise Forbidden(

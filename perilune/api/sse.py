@@ -12,6 +12,8 @@ from types import TracebackType
 import orjson
 from starlette.types import Send
 
+from perilune.api.wire import Headers
+
 COMMIT_AFTER_S = 0.15
 """After this the response starts, whatever the service is doing."""
 
@@ -41,19 +43,22 @@ def comment(text: str) -> bytes:
 class EventStream:
     """One streamed response. Use as a context manager; then `write`, or `hold` what may still be undone.
 
-    `opening` are the first bytes of the body. Writes from the heartbeat and from the owner never interleave.
+    `opening` are the first bytes of the body; `headers`, beside the usual ones, may be a list that grows until it
+    starts. Writes from the heartbeat and from the owner never interleave.
     """
 
     def __init__(
         self,
         send: Send,
         opening: bytes,
+        headers: Headers = (),
         *,
         commit_after_s: float = COMMIT_AFTER_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._send = send
         self._held = opening
+        self._headers = headers
         self._commit_after_s = commit_after_s
         self._heartbeat_s = heartbeat_s
         self._lock = asyncio.Lock()
@@ -90,7 +95,9 @@ class EventStream:
             self._ended = not more
             if not self.started:
                 self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+                await self._send(
+                    {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._headers]}
+                )
             out, self._held = self._held + event, b""
             self._last_write_s = self._loop.time()
             await self._send({"type": "http.response.body", "body": out, "more_body": more})

@@ -1,4 +1,4 @@
-"""`perilune keys`: make, list and revoke API keys, and show who did. A key is printed once, alone on stdout."""
+"""`perilune keys`: make, limit, list and revoke API keys, show who did. A key is printed once, alone on stdout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import asdict
 
 from perilune.cli.console import print_json, say, table
 from perilune.config import Settings
+from perilune.core import KeyLimits
 from perilune.memory import audit
 from perilune.memory.keys import KeyInfo, Keyring
 from perilune.memory.store import Store
+from perilune.memory.usage import UsageStore, day_of
 
 
 @contextmanager
@@ -24,10 +26,36 @@ def open_store(settings: Settings) -> Iterator[Store]:
         store.close()
 
 
-def create(settings: Settings, tenant: str, role: str, name: str, deadline_s: float | None, as_json: bool) -> None:
+_LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "tokens_per_day",
+    "concurrency",
+    "budget",
+    "stream_tokens_per_s",
+)
+_LIFTED = -1
+
+
+def named_limits(*values: float | None) -> dict[str, float | None]:
+    """The options that were given, by the names of `KeyLimits`; -1 lifts a limit."""
+    given = zip(_LIMITS, values, strict=True)
+    return {name: None if value == _LIFTED else value for name, value in given if value is not None}
+
+
+def create(
+    settings: Settings,
+    tenant: str,
+    role: str,
+    name: str,
+    deadline_s: float | None,
+    limits: dict[str, float | None],
+    as_json: bool,
+) -> None:
     """Make a key and print it."""
+    own = KeyLimits(**limits)  # type: ignore[arg-type]
     with open_store(settings) as store:
-        key, info = Keyring(store, settings.home).create(tenant, name, role, deadline_s)
+        key, info = Keyring(store, settings.home).create(tenant, name, role, deadline_s, own)
     if as_json:
         print_json({"key": key} | _fields(info))
         return
@@ -46,8 +74,25 @@ def show(settings: Settings, as_json: bool) -> None:
     if not keys:
         say("No keys: every caller on this machine is the local admin.")
         return
-    columns = ("ID", "TENANT", "ROLE", "NAME", "CREATED", "LAST USED", "STATE")
+    columns = ("ID", "TENANT", "ROLE", "NAME", "CREATED", "LAST USED", "STATE", "LIMITS")
     table(columns, [_row(info) for info in keys])
+
+
+def limit(settings: Settings, key_id: str, changes: dict[str, float | None], as_json: bool) -> None:
+    """Change a key's limits, and show them with what was used of them."""
+    with open_store(settings) as store:
+        info = Keyring(store, settings.home).set_limits(key_id, changes)
+        day, rows = day_of(time.time()), UsageStore(store)
+        today, month = rows.day(key_id, day), rows.month(key_id, day[:7])
+    if as_json:
+        print_json({"id": key_id, "limits": asdict(info.limits), "today": asdict(today), "month": asdict(month)})
+        return
+    used = {"tokens_per_day": f"{today.tokens:,}", "budget": f"{month.cost:g}"}
+    limits = asdict(info.limits)
+    rows_shown = [
+        (name, "-" if limits[name] is None else f"{limits[name]:,}", used.get(name, "")) for name in _LIMITS
+    ]
+    table(("LIMIT", "OF THE KEY", "USED"), rows_shown)
 
 
 def revoke(settings: Settings, key_id: str) -> None:
@@ -84,6 +129,7 @@ def _fields(info: KeyInfo) -> dict[str, object]:
         "created_at": info.created_at,
         "last_used_at": info.last_used_at,
         "revoked_at": info.revoked_at,
+        "limits": asdict(info.limits),
     }
 
 
@@ -97,7 +143,15 @@ def _row(info: KeyInfo) -> tuple[str, ...]:
         _day(info.created_at),
         _day(info.last_used_at),
         state,
+        _shown_limits(info.limits),
     )
+
+
+def _shown_limits(limits: KeyLimits) -> str:
+    """Those that are set, as the options are called."""
+    options = ("rpm", "tpm", "tpd", "concurrency", "budget", "stream-rate")
+    told = ((option, getattr(limits, name)) for option, name in zip(options, _LIMITS, strict=True))
+    return ", ".join(f"{option} {value:g}" for option, value in told if value is not None) or "-"
 
 
 def _day(moment: float | None) -> str:

@@ -32,6 +32,13 @@ app = typer.Typer(
 models_app = typer.Typer(help="Installed and available models.", invoke_without_command=True)
 config_app = typer.Typer(help="What is configured, and where it came from.", no_args_is_help=True)
 kv_app = typer.Typer(help="The KV cache: what is on disk, and its health.", no_args_is_help=True)
+Rpm = Annotated[int | None, typer.Option("--rpm", help="Requests a minute.")]
+Tpm = Annotated[int | None, typer.Option("--tpm", help="Tokens a minute, prompt and answer.")]
+Tpd = Annotated[int | None, typer.Option("--tpd", help="Tokens a UTC day.")]
+Concurrency = Annotated[int | None, typer.Option("--concurrency", help="Requests at once.")]
+Budget = Annotated[float | None, typer.Option("--budget", help="Cost a UTC month, by the backends' prices.")]
+StreamRate = Annotated[float | None, typer.Option("--stream-rate", help="Tokens a second of all its streams.")]
+
 keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
 memory_app = typer.Typer(help="What is remembered of conversations and documents.", no_args_is_help=True)
 sessions_app = typer.Typer(help="Kept conversations.", no_args_is_help=True)
@@ -326,12 +333,38 @@ def keys_create(
     role: Annotated[str, typer.Option(help="admin, user or read-only.")] = "user",
     name: Annotated[str, typer.Option(help="What the key is for.")] = "",
     deadline: Annotated[float | None, typer.Option(min=0.1, help="The key's own deadline in seconds.")] = None,
+    rpm: Rpm = None,
+    tpm: Tpm = None,
+    tpd: Tpd = None,
+    concurrency: Concurrency = None,
+    budget: Budget = None,
+    stream_rate: StreamRate = None,
     as_json: Json = False,
 ) -> None:
     """Create a key. It is shown once."""
     from perilune.cli import keys as verb
 
-    verb.create(ctx.obj.settings(), tenant, role, name, deadline, as_json)
+    limits = verb.named_limits(rpm, tpm, tpd, concurrency, budget, stream_rate)
+    verb.create(ctx.obj.settings(), tenant, role, name, deadline, limits, as_json)
+
+
+@keys_app.command("limit")
+def keys_limit(
+    ctx: typer.Context,
+    key_id: Annotated[str, typer.Argument(help="The key's id.")],
+    rpm: Rpm = None,
+    tpm: Tpm = None,
+    tpd: Tpd = None,
+    concurrency: Concurrency = None,
+    budget: Budget = None,
+    stream_rate: StreamRate = None,
+    as_json: Json = False,
+) -> None:
+    """Change a key's limits; -1 lifts one. A running server follows at once. Without options: show them."""
+    from perilune.cli import keys as verb
+
+    limits = verb.named_limits(rpm, tpm, tpd, concurrency, budget, stream_rate)
+    verb.limit(ctx.obj.settings(), key_id, limits, as_json)
 
 
 @keys_app.command("ls")

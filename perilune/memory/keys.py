@@ -12,13 +12,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from perilune.core import DEFAULT_TENANT
+from perilune.core import DEFAULT_TENANT, KeyLimits
 from perilune.errors import ConfigError, InvalidRequest, NotFound, Unauthenticated
 from perilune.memory import audit
 from perilune.memory.schema import KEYS, TENANTS
@@ -32,6 +32,8 @@ _TENANT = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 _MAX_KEY_CHARS = 200
 _MAX_NAME_CHARS = 128
 _LAST_USED_STEP_S = 60.0
+NO_LIMITS = KeyLimits()
+"""A key's that is held to the configured limits only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class KeyOwner:
     role: str
     deadline_s: float | None = None
     key_id: str | None = None
+    limits: KeyLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class KeyInfo:
     created_at: float
     last_used_at: float | None
     revoked_at: float | None
+    limits: KeyLimits = NO_LIMITS
 
 
 class Keyring:
@@ -68,12 +72,18 @@ class Keyring:
         self._secrets: dict[str, bytes] = {}
 
     def create(
-        self, tenant: str = DEFAULT_TENANT, name: str = "", role: str = "user", deadline_s: float | None = None
+        self,
+        tenant: str = DEFAULT_TENANT,
+        name: str = "",
+        role: str = "user",
+        deadline_s: float | None = None,
+        limits: KeyLimits = NO_LIMITS,
     ) -> tuple[str, KeyInfo]:
         """Make a key. Returns the key itself, which nobody can show again, and its record.
 
-        Raises `InvalidRequest` for a bad tenant, role, name or deadline.
+        Raises `InvalidRequest` for a bad tenant, role, name, deadline or limit.
         """
+        check_limits(limits)
         if role not in ROLES:
             raise InvalidRequest(f"Unknown role {role!r}.", hint=f"Use one of {', '.join(ROLES)}.", param="role")
         if len(name) > _MAX_NAME_CHARS or not name.isprintable():
@@ -82,7 +92,8 @@ class Keyring:
             raise InvalidRequest("A key's deadline is a positive number of seconds.", param="deadline_s")
         self.tenant_secret(tenant)
         key = KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
-        info = KeyInfo(f"key-{secrets.token_hex(6)}", tenant, name, role, deadline_s, self._clock(), None, None)
+        key_id, now = f"key-{secrets.token_hex(6)}", self._clock()
+        info = KeyInfo(key_id, tenant, name, role, deadline_s, now, None, None, limits)
         mac = self._mac(key, self._pepper(create=True))
         with self._store.write() as connection:
             connection.execute(
@@ -94,6 +105,7 @@ class Keyring:
                     role=role,
                     deadline_s=deadline_s,
                     created_at=info.created_at,
+                    **asdict(limits),
                 )
             )
             audit.write(connection, info.created_at, "key.create", tenant, info.key_id)
@@ -104,6 +116,21 @@ class Keyring:
         query = sa.select(KEYS).order_by(KEYS.c.created_at, KEYS.c.id)
         with self._store.read() as connection:
             return [_info(row) for row in connection.execute(query)]
+
+    def set_limits(self, key_id: str, changes: Mapping[str, float | None]) -> KeyInfo:
+        """Change some limits, by the names of `KeyLimits`; None lifts one. A running server follows at once.
+
+        Raises `NotFound`, and `InvalidRequest` for a bad limit."""
+        with self._store.write() as connection:
+            row = connection.execute(sa.select(KEYS).where(KEYS.c.id == key_id)).first()
+            if row is not None:
+                limits = replace(_limits(row), **changes)  # type: ignore[arg-type]
+                check_limits(limits)
+                connection.execute(KEYS.update().where(KEYS.c.id == key_id).values(**asdict(limits)))
+                audit.write(connection, self._clock(), "key.limits", row.tenant, key_id)
+        if row is None:
+            raise NotFound(f"There is no key {key_id!r}.", hint="`perilune keys ls` shows every key.")
+        return replace(_info(row), limits=limits)
 
     def revoke(self, key_id: str) -> None:
         """End a key at once; revoking twice changes nothing. Raises `NotFound`."""
@@ -139,7 +166,7 @@ class Keyring:
         if row.last_used_at is None or abs(now - row.last_used_at) >= _LAST_USED_STEP_S:
             with self._store.write() as connection:
                 connection.execute(KEYS.update().where(KEYS.c.id == row.id).values(last_used_at=now))
-        return KeyOwner(row.tenant, row.role, row.deadline_s, row.id)
+        return KeyOwner(row.tenant, row.role, row.deadline_s, row.id, _limits(row))
 
     def tenant_secret(self, tenant: str) -> bytes:
         """The tenant's 32 random bytes that seed its KV hashes; made on first use and never changed.
@@ -200,6 +227,19 @@ def validate_tenant(tenant: str) -> None:
         )
 
 
+def check_limits(limits: KeyLimits) -> None:
+    """Raises `InvalidRequest` for a limit that isn't positive and finite (a budget of 0: nothing that costs)."""
+    for name, value in asdict(limits).items():
+        if value is not None and not (0 < value < float("inf") or (name == "budget" and value == 0)):
+            raise InvalidRequest(
+                f"A key's {name} is a positive number, not {value}.", hint="Leave it out for no limit.", param=name
+            )
+
+
+def _limits(row: sa.Row[tuple[object, ...]]) -> KeyLimits:
+    return KeyLimits(**{field.name: getattr(row, field.name) for field in fields(KeyLimits)})
+
+
 def _write_once(path: Path, data: bytes) -> None:
     """Create a private file atomically; of two writers the first wins."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
@@ -219,5 +259,13 @@ def _write_once(path: Path, data: bytes) -> None:
 
 def _info(row: sa.Row[tuple[object, ...]]) -> KeyInfo:
     return KeyInfo(
-        row.id, row.tenant, row.name, row.role, row.deadline_s, row.created_at, row.last_used_at, row.revoked_at
+        row.id,
+        row.tenant,
+        row.name,
+        row.role,
+        row.deadline_s,
+        row.created_at,
+        row.last_used_at,
+        row.revoked_at,
+        _limits(row),
     )

@@ -23,7 +23,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0006"
+HEAD = "0008"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -58,7 +58,24 @@ KEYS = Table(
     Column("created_at", Float, nullable=False),
     Column("last_used_at", Float),
     Column("revoked_at", Float),
+    Column("requests_per_minute", Integer),  # limits; null is none of its own
+    Column("tokens_per_minute", BigInteger),
+    Column("tokens_per_day", BigInteger),
+    Column("concurrency", Integer),
+    Column("budget", Float),
+    Column("stream_tokens_per_s", Float),
     CheckConstraint("role IN ('admin', 'user', 'read-only')", name="role"),
+)
+
+USAGE = Table(
+    "usage",
+    METADATA,
+    Column("key_id", String(16), primary_key=True),  # or `local`, without a key
+    Column("day", String(10), primary_key=True),  # UTC, as 2026-11-30
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost", Float, nullable=False),
 )
 
 AUDIT = Table(  # rows are only ever added; SQLite's triggers refuse anything else

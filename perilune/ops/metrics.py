@@ -182,6 +182,11 @@ TABLE: tuple[Metric, ...] = (
     Metric("backend_probes", "counter", "Health checks of a backend, by how they ended.", ("backend", "outcome")),
     Metric("backend_available", "gauge", "1 while a backend is in service.", ("backend",)),
     Metric("overflows", "counter", "Questions to the local engine that a backend answered.", ("reason",)),
+    Metric(
+        "usage_unsaved",
+        "counter",
+        "Times that the usage of keys could not be stored; it is kept for the next time.",
+    ),
     # Documents
     Metric("files_uploaded", "counter", "Files stored."),
     Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from perilune.errors import Overloaded
+from perilune.errors import EngineBusy
 from perilune.telemetry import Telemetry
 
 
@@ -27,10 +27,10 @@ class Admission:
 
     @contextmanager
     def enter(self, weight: int = 1) -> Iterator[None]:
-        """Hold `weight` places (a request with n choices takes n). Raises `Overloaded`."""
+        """Hold `weight` places (a request with n choices takes n). Raises `EngineBusy`."""
         if self._inside + weight > self._limit:
             self._telemetry.count("requests_refused", reason="queue_full")
-            raise Overloaded(
+            raise EngineBusy(
                 f"{self._inside} answers are running or waiting and {self._limit} may.",
                 hint="Try again in a few seconds.",
             )

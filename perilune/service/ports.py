@@ -17,6 +17,7 @@ from perilune.core import (
     Event,
     FileRecord,
     Grammar,
+    KeyLimits,
     Page,
     Passage,
     Request,
@@ -209,12 +210,13 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: a tenant, a role ("admin", "user", "read-only"), the key's own deadline, and the key's id."""
+    """Who asks: a tenant, a role ("admin", "user", "read-only"), the key's own deadline, its id and limits."""
 
     tenant: str
     role: str
     deadline_s: float | None = None
     key_id: str | None = None
+    limits: KeyLimits | None = None
 
 
 class Documents(Protocol):

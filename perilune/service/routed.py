@@ -57,6 +57,10 @@ class Routes:
     def serves(self, model: str) -> bool:
         return bool(self.router.serving(model))
 
+    def price(self, model: str, usage: Usage) -> float:
+        """What a usage of a model may cost at most, before it is known who answers."""
+        return max((target.prices.of(usage) for target in self.router.serving(model)), default=0.0)
+
     def stand_ins(self, request: Request) -> list[Target]:
         """Targets of the models that may answer instead; none where the caller pinned `full`, or asks for what only
         the local engine does."""

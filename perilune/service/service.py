@@ -11,12 +11,23 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 
-from perilune.core import CitationAdded, Event, Plan, Request, SamplingParams, SequenceSpec, TextDelta
+from perilune.core import (
+    Admitted,
+    CitationAdded,
+    Completed,
+    Event,
+    Plan,
+    Request,
+    SamplingParams,
+    SequenceSpec,
+    TextDelta,
+)
 from perilune.errors import InternalError, Overloaded
 from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, BetterElsewhere, Parts
 from perilune.service.documents import DocumentService
+from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, KVView, ModelCard
 from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
@@ -38,8 +49,10 @@ class Service:
         authenticate: Callable[[str | None], Caller],
         kv: KVView,
         backends: Backends,
+        ledger: Ledger,
     ) -> None:
         self._parts = parts
+        self._ledger = ledger
         self._backends = backends
         self._kv = kv
         self._admission = admission
@@ -65,6 +78,7 @@ class Service:
     async def start(self, warm_up: bool) -> None:
         """Warm the engine, then take up unfinished ingests."""
         self._backends.start()
+        self._ledger.start()
         if warm_up:
             await self.warm_up()
         await self._parts.documents.start()
@@ -74,6 +88,7 @@ class Service:
         """Stop ingests and keep the measured rates. Running answers end with their consumers."""
         self._ready = False
         await self._backends.close()
+        await self._ledger.close()
         await self._parts.documents.close()
         await self._parts.sessions.close()
         self._parts.predictor.save()
@@ -96,12 +111,15 @@ class Service:
         if request.sampling.grammar is not None:
             await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())
-        with self._admission.enter(request.n):
-            events = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
-            async with aclosing(events):
-                async for event in events:
-                    for item in stream.translate(event) if stream is not None else (event,):
-                        yield item
+        async with self._ledger.reserve(request) as reserved:
+            with self._admission.enter(request.n):
+                if reserved.state is not None:
+                    yield Admitted(reserved.state)
+                events = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
+                async with aclosing(_accounted(events, reserved)) as accounted:
+                    async for event in accounted:
+                        for item in stream.translate(event) if stream is not None else (event,):
+                            yield item
 
     async def _local_first(self, request: Request) -> AsyncGenerator[Event, None]:
         """The local engine's answer; a backend's where that can't be had, or not in time, and one may stand in."""
@@ -166,3 +184,21 @@ class Service:
             max_new_tokens=3,
         )
         await parts.backend.finish(spec)
+
+
+async def _accounted(events: AsyncGenerator[Event, None], reserved: Reservation) -> AsyncGenerator[Event, None]:
+    """The events at the key's pace; what was used is settled. An answer that was left or broke off counts with the
+    text that came."""
+    pieces = 0
+    try:
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    pieces += 1
+                    await reserved.pace()
+                elif isinstance(event, Completed):
+                    reserved.settle(event.usage, event.report.cost or 0.0)
+                yield event
+    finally:
+        if pieces:
+            reserved.settle_left(pieces)

@@ -261,3 +261,8 @@ def test_every_field_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
     names = [*WireChat.model_fields, *WireStreamOptions.model_fields, *UNSUPPORTED]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_a_deadline_of_an_hour_is_one() -> None:
+    assert parse({**GOOD, "deadline_s": 3600}).request.deadline_s == 3600
+    assert refused({**GOOD, "deadline_s": 86_401}).param == "deadline_s"

@@ -11,7 +11,7 @@ import io
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
@@ -33,6 +33,7 @@ from perilune.core import (
 )
 from perilune.engine.observe import EngineObserver, NullObserver, StepObservation
 from perilune.errors import InternalError, InvalidRequest, NotFound, Overloaded, TooLarge
+from perilune.memory.usage import Used
 from perilune.runtime.kv.spec import block_hashes
 
 MARKERS = ("<|im_start|>", "<|im_end|>")
@@ -127,6 +128,24 @@ class NoKV:
 
     def debug(self, on: bool) -> None:
         raise AssertionError("nobody asked to measure")
+
+
+class NoUsage:
+    """Rows in memory."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], Used] = {}
+
+    def add(self, used: Mapping[tuple[str, str], Used]) -> None:
+        for at, more in used.items():
+            self.rows[at] = self.rows.get(at, Used()) + more
+
+    def day(self, key_id: str, day: str) -> Used:
+        return self.rows.get((key_id, day), Used())
+
+    def month(self, key_id: str, month: str) -> Used:
+        found = (used for (key, day), used in self.rows.items() if key == key_id and day.startswith(month))
+        return sum(found, Used())
 
 
 class FakeEngine:

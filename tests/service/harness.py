@@ -16,6 +16,7 @@ from perilune.core import (
     FilePart,
     FileStatus,
     Grammar,
+    KeyLimits,
     Message,
     Request,
     SamplingParams,
@@ -28,6 +29,7 @@ from perilune.service.answer import Limits, Parts
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
+from perilune.service.ledger import Ledger, UsageRows
 from perilune.service.model import ServedModel
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, SessionStore
@@ -39,7 +41,7 @@ from perilune.service.service import Service
 from perilune.service.sessions import SessionService
 from perilune.service.tools.formats import Hermes
 from perilune.telemetry import Telemetry
-from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, Template, upload_bytes
+from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, NoUsage, Template, upload_bytes
 
 _ids = itertools.count()
 VOCABULARY = 0x110000  # every character is a token
@@ -65,6 +67,10 @@ class Bench:
     targets: list[Target] = field(default_factory=list)
     fallbacks: tuple[tuple[str, ...], ...] = ()
     probe_s: float = 10.0
+    usage: UsageRows = field(default_factory=NoUsage)
+    limits: KeyLimits = field(default_factory=KeyLimits)
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = time.time
     service: Service = field(init=False)
     admission: Admission = field(init=False)
     documents: DocumentService = field(init=False)
@@ -108,8 +114,11 @@ class Bench:
             telemetry=telemetry,
         )
         routes = Routes(Router(self.targets, time.monotonic, telemetry), self.fallbacks)
+        ledger = Ledger(self.usage, self.limits, routes.price, self.clock, self.now, telemetry)
         backends = Backends(routes, self.probe_s, time.monotonic, telemetry)
-        self.service = Service(parts, self.admission, lambda key: Caller("local", "admin"), NoKV(), backends)
+        self.service = Service(
+            parts, self.admission, lambda key: Caller("local", "admin"), NoKV(), backends, ledger
+        )
         await self.service.start(warm_up=False)
 
     async def upload(self, text: str, name: str = "doc.txt", tenant: str = "local", wait: bool = True) -> str:
