@@ -225,6 +225,9 @@ class MemorySettings(Block):
     )
     embedder_query_prefix: str = Field("", description="What the server's model wants before queries (`query: `).")
     embedder_passage_prefix: str = Field("", description="What it wants before passages (`passage: `).")
+    profile: bool = Field(
+        True, description="Learn facts about the user from what they say in sessions, and use them in sessions."
+    )
     synonyms: tuple[str, ...] = Field(
         (), description="Files of synonym groups, besides the built-in ones for legal text and support."
     )

@@ -219,6 +219,7 @@ class Request:
     whole: bool = False  # nobody sees text before the answer's end
     key_id: str | None = None  # the API key that asks
     limits: KeyLimits | None = None  # the key's; None: the configured ones
+    profile: bool = True  # facts about the user may be used, and learnt from the question
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -513,6 +514,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What of the user's profile and of the session's summary stood in the prompt."""
+
+    facts: tuple[ProfileFact, ...] = ()
+    sentences: tuple[SummarySentence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The `perilune` object beside the standard fields; its JSON schema is docs/perilune-object.schema.json."""
 
@@ -527,6 +536,7 @@ class Report:
     degradations: tuple[Degradation, ...] = ()
     attempts: tuple[Attempt, ...] = ()  # empty where the question went to the local engine and nowhere else
     cost: float | None = None  # by the configured prices; None for the local engine
+    memory: MemoryUse = MemoryUse()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.kv import KV
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
+from perilune.api.memory import MemoryViews
 from perilune.api.messages import ANTHROPIC, CountTokens
 from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
@@ -66,6 +67,7 @@ def create_app(
     health = Health(service, metrics)
     kv = KV(service)
     sessions = Sessions(service)
+    memory = MemoryViews(service)
     resumables = Resumables()
     chat = ChatCompletions(service, settings, telemetry, resumables)
     messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
@@ -90,6 +92,9 @@ def create_app(
         Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "DELETE"]),
         Route("/v1/memory/search", sessions.search, methods=["POST"]),
         Route("/v1/backends", models.backends),
+        Route("/v1/memory/profile", memory.profile, methods=["GET", "PATCH", "DELETE"]),
+        Route("/v1/memory/summary", memory.summary, methods=["GET", "PATCH"]),
+        Route("/v1/memory/export", memory.export),
         Route("/v1/kv/health", kv.health),
         Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
         Route("/health", health.health),

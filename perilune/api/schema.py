@@ -184,6 +184,7 @@ class WireChat(Wire):
     session_scope: (
         Literal["session", "none"] | Annotated[list[SessionId], Field(max_length=MAX_SESSIONS)] | None
     ) = None
+    profile: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         whole=not wire.stream,
         key_id=caller.key_id,
         limits=caller.limits,
+        profile=settings.memory.profile and wire.profile is not False,
     )
     if request.session_id is not None and caller.role == "read-only":
         raise Forbidden(

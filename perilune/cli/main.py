@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perilune.cli.memory_commands import memory_app, sessions_app
 from perilune.errors import ConfigError, PeriluneError
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ Budget = Annotated[float | None, typer.Option("--budget", help="Cost a UTC month
 StreamRate = Annotated[float | None, typer.Option("--stream-rate", help="Tokens a second of all its streams.")]
 
 keys_app = typer.Typer(help="API keys.", no_args_is_help=True)
-memory_app = typer.Typer(help="What is remembered of conversations and documents.", no_args_is_help=True)
-sessions_app = typer.Typer(help="Kept conversations.", no_args_is_help=True)
 eval_app = typer.Typer(help="What a setting costs in accuracy, measured on your text.", no_args_is_help=True)
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
@@ -393,58 +392,6 @@ def keys_audit(
     from perilune.cli import keys as verb
 
     verb.show_audit(ctx.obj.settings(), limit, as_json)
-
-
-@memory_app.command("search")
-def memory_search(
-    ctx: typer.Context,
-    text: Annotated[str, typer.Argument(help="What to look for.")],
-    sessions: Annotated[
-        list[str] | None, typer.Option("--session", help="Only this session; again for more.")
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=100, help="Most results.")] = 10,
-    as_json: Json = False,
-) -> None:
-    """Search sessions and documents of the running server."""
-    from perilune.cli import memory as verb
-
-    verb.search(ctx.obj.settings(), text, sessions or (), limit, as_json)
-
-
-@memory_app.command("forget")
-def memory_forget(
-    ctx: typer.Context, session: Annotated[str, typer.Option("--session", help="The session to delete.")]
-) -> None:
-    """Delete a session: its turns, their index, its KV."""
-    from perilune.cli import memory as verb
-
-    verb.forget(ctx.obj.settings(), session)
-
-
-@sessions_app.command("ls")
-def sessions_ls(
-    ctx: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most sessions.")] = 100,
-    as_json: Json = False,
-) -> None:
-    """List sessions of the running server, the newest first."""
-    from perilune.cli import memory as verb
-
-    verb.show_sessions(ctx.obj.settings(), limit, as_json)
-
-
-@sessions_app.command("show")
-def sessions_show(
-    ctx: typer.Context,
-    session: Annotated[str, typer.Argument(help="The session's id.")],
-    after: Annotated[int, typer.Option(min=0, help="Begin behind this turn.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most turns.")] = 100,
-    as_json: Json = False,
-) -> None:
-    """Print what was said in a session."""
-    from perilune.cli import memory as verb
-
-    verb.show_session(ctx.obj.settings(), session, after, limit, as_json)
 
 
 @eval_app.command("weights")

@@ -1,17 +1,20 @@
-"""`perilune memory` and `perilune sessions`: what the running server keeps of conversations."""
+"""`perilune memory` and `perilune sessions`: what the running server keeps of conversations, and knows of the
+user."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perilune.cli.client import find_server
 from perilune.cli.console import print_json, say, table
 from perilune.config import Settings
-from perilune.errors import Unreachable
+from perilune.errors import ConfigError, InvalidRequest, Unreachable
 
 if TYPE_CHECKING:
     from perilune.cli.remote import RemoteClient
@@ -31,10 +34,118 @@ def search(settings: Settings, query: str, session_ids: Sequence[str], limit: in
         table(("WHERE", "WHO", "WHEN", "TEXT"), [_row(hit) for hit in found])
 
 
-def forget(settings: Settings, session_id: str) -> None:
+def forget(settings: Settings, session_id: str, as_json: bool) -> None:
     """Delete a session everywhere. Raises `NotFound`."""
     _asked(settings, lambda client: client.forget_session(session_id))
-    say(f"{session_id} is forgotten.")
+    if as_json:
+        print_json({"session": session_id, "deleted": True})
+    else:
+        say(f"{session_id} is forgotten.")
+
+
+def forget_profile(settings: Settings, key: str | None, as_json: bool) -> None:
+    """Erase a key of the profile, or all of it. Raises `NotFound`."""
+    gone = _asked(settings, lambda client: client.erase_profile(key))["statements"]
+    if as_json:
+        print_json({"key": key, "deleted": True, "statements": gone})
+    else:
+        say(f"{'The profile' if key is None else key} is forgotten ({gone} statements).")
+
+
+def show_profile(settings: Settings, history: bool, as_json: bool) -> None:
+    """Print what is known about the user, with where and when it was said."""
+    _print_profile(_asked(settings, lambda client: client.profile(history)), history, as_json)
+
+
+def edit_profile(settings: Settings, key: str, value: str, as_json: bool) -> None:
+    """Set a key by hand. Raises `InvalidRequest`."""
+    _print_profile(_asked(settings, lambda client: client.edit_profile({key: value})), False, as_json)
+
+
+def _print_profile(found: dict[str, Any], history: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"facts": found["data"]})
+        return
+    rows = [
+        (
+            fact["key"],
+            fact["value"],
+            _day(fact["since"]),
+            *((_day(fact["until"]),) if history else ()),
+            "by hand" if fact["session"] is None else f"{fact['session']}, turn {fact['turn']}",
+        )
+        for fact in found["data"]
+    ]
+    if rows:
+        table(("KEY", "VALUE", "SINCE", *(("UNTIL",) if history else ()), "WHERE"), rows)
+    else:
+        say("Nothing is known about you.")
+
+
+def source_of(session: str | None, file: str | None) -> dict[str, str]:
+    """A summary's source, as the API names it. Raises `InvalidRequest` where both are named."""
+    if session is not None and file is not None:
+        raise InvalidRequest("Name --session or --file, not both.")
+    return {"session": session} if session is not None else {"file_id": file or ""}
+
+
+def show_summary(settings: Settings, source: dict[str, str], as_json: bool) -> None:
+    """Print the rolling summary of a session or file. Raises `NotFound`."""
+    _print_summary(_asked(settings, lambda client: client.summary(source)), as_json)
+
+
+def correct(settings: Settings, source: dict[str, str], place: str, text: str, as_json: bool) -> None:
+    """Correct the sentence at `place` (TURN:START or PAGE:START). Raises `NotFound`, `InvalidRequest`."""
+    number, _, start = place.partition(":")
+    if not (number.isdecimal() and start.isdecimal()):
+        raise InvalidRequest(
+            f"{place} is no place.", hint="`perilune memory show` prints places before sentences, such as 3:0."
+        )
+    name = "turn" if "session" in source else "page"
+    correction = {**source, name: int(number), "start": int(start), "text": text}
+    _print_summary(_asked(settings, lambda client: client.correct_summary(correction)), as_json)
+
+
+def _print_summary(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json({"sentences": found["data"]})
+        return
+    rows = [
+        (
+            f"{each.get('turn', each.get('page'))}:{each['start']}",
+            each.get("speaker") or "-",
+            each["text"] + (" (corrected)" if each["corrected"] else ""),
+        )
+        for each in found["data"]
+    ]
+    if rows:
+        table(("PLACE", "WHO", "SENTENCE"), rows)
+    else:
+        say("Nothing in it is worth a summary yet.")
+
+
+def export(settings: Settings, output: Path | None) -> None:
+    """Write everything kept about the user, as JSON Lines. A broken transfer leaves no file."""
+
+    async def fetch(client: RemoteClient, write: Callable[[bytes], object]) -> None:
+        async for data in client.export_memory():
+            write(data)
+
+    if output is None:
+        _asked(settings, lambda client: fetch(client, sys.stdout.buffer.write))
+        sys.stdout.buffer.flush()
+        return
+    partial = output.with_name(f".{output.name}.part")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as target:
+            _asked(settings, lambda client: fetch(client, target.write))
+        partial.replace(output)
+    except OSError as error:
+        raise ConfigError(f"{output} can't be written: {error.strerror}.", hint="Choose another file.") from None
+    finally:
+        partial.unlink(missing_ok=True)
+    say(f"{output} is written.")
 
 
 def show_sessions(settings: Settings, limit: int, as_json: bool) -> None:
@@ -91,6 +202,10 @@ def _row(hit: dict[str, Any]) -> tuple[str, str, str, str]:
     if "turn" in hit:
         return f"{hit['session']}, turn {hit['turn']}", hit["speaker"], _when(hit["at"]), shown
     return f"{hit['file_id']}, p. {hit['page']}", "-", "-", shown
+
+
+def _day(at: float | None) -> str:
+    return "-" if at is None else time.strftime("%Y-%m-%d", time.localtime(at))
 
 
 def _when(at: float | None) -> str:

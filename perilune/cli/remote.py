@@ -6,7 +6,7 @@ Knows the wire form that api.completion and api.files write. Errors come back as
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,16 @@ from perilune.core import (
     FileRecord,
     FileStatus,
     FinishReason,
+    MemoryUse,
     Message,
     Plan,
     PlanKind,
     Planned,
     PrefillProgress,
+    ProfileFact,
     Report,
     StageStarted,
+    SummarySentence,
     TextDelta,
     TextPart,
     TokenReport,
@@ -97,6 +100,37 @@ class RemoteClient:
     async def forget_session(self, session_id: str) -> None:
         """Raises `NotFound`."""
         await self._json("DELETE", _session_path(session_id))
+
+    async def profile(self, history: bool) -> dict[str, Any]:
+        """What is known about the user, with `history` what was true before, too."""
+        return await self._json("GET", f"/v1/memory/profile?history={str(history).lower()}")
+
+    async def edit_profile(self, facts: Mapping[str, str | None]) -> dict[str, Any]:
+        """Set keys; None erases one."""
+        return await self._json("PATCH", "/v1/memory/profile", data=aiohttp.JsonPayload({"facts": dict(facts)}))
+
+    async def erase_profile(self, key: str | None) -> dict[str, Any]:
+        """A key with its history, or everything. Raises `NotFound`."""
+        query = "" if key is None else f"?key={urllib.parse.quote(key, safe='')}"
+        return await self._json("DELETE", f"/v1/memory/profile{query}")
+
+    async def summary(self, source: Mapping[str, str]) -> dict[str, Any]:
+        """Of `{"session": id}` or `{"file_id": id}`. Raises `NotFound`."""
+        return await self._json("GET", f"/v1/memory/summary?{urllib.parse.urlencode(source)}")
+
+    async def correct_summary(self, correction: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._json("PATCH", "/v1/memory/summary", data=aiohttp.JsonPayload(dict(correction)))
+
+    async def export_memory(self) -> AsyncIterator[bytes]:
+        """Everything kept about the user, as JSON Lines in pieces."""
+        try:
+            async with self._http.get("/v1/memory/export") as reply:
+                if reply.status != 200:
+                    raise _refused(reply.status, await reply.read())
+                async for data in reply.content.iter_any():
+                    yield data
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error) from error
 
     async def search_memory(self, query: str, session_ids: Sequence[str], limit: int) -> dict[str, Any]:
         """The best turns of these sessions; without any, of everything that is kept."""
@@ -268,7 +302,23 @@ def _report(ours: dict[str, Any]) -> Report:
         backend=ours["backend"],
         citations=tuple(_citation(item) for item in ours["citations"]),
         degradations=_degradations(ours),
+        memory=_memory(ours["memory"]),
     )
+
+
+def _memory(ours: dict[str, Any]) -> MemoryUse:
+    """What was used; the wire doesn't tell times."""
+    facts = [
+        ProfileFact(item["key"], item["value"], 0.0, 0.0, session_id=item["session"], turn=item["turn"])
+        for item in ours["profile"]
+    ]
+    sentences = [
+        SummarySentence(
+            item["session"], item["turn"], item["start"], item["end"], item["quote"], corrected=item["corrected"]
+        )
+        for item in ours["summary"]
+    ]
+    return MemoryUse(tuple(facts), tuple(sentences))
 
 
 def _citation(item: dict[str, Any]) -> Citation | TurnCitation:

@@ -23,3 +23,8 @@ def is_session_id(text: str) -> bool:
 def session_owner(tenant: str, session_id: str) -> str:
     """Who owns KV that was made of a session, and what the audit calls it: callers' ids may say too much."""
     return "session-" + hashlib.sha256(f"{tenant}\0{session_id}".encode()).hexdigest()[:24]
+
+
+def profile_owner(tenant: str) -> str:
+    """Who owns KV that was made of a user's profile."""
+    return "profile-" + hashlib.sha256(tenant.encode()).hexdigest()[:24]

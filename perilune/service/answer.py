@@ -23,6 +23,7 @@ from perilune.core import (
     Event,
     FileRecord,
     KVPolicy,
+    MemoryUse,
     Plan,
     PlanKind,
     Planned,
@@ -37,8 +38,8 @@ from perilune.core import (
     TurnCitation,
 )
 from perilune.errors import PeriluneError
-from perilune.memory.session_ids import session_owner
-from perilune.service import languages, presets
+from perilune.memory.session_ids import profile_owner, session_owner
+from perilune.service import background, languages, presets
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, Conversation, Prompt
 from perilune.service.documents import DocumentService, joint_owner
@@ -52,6 +53,7 @@ from perilune.service.predictor import Predictor
 from perilune.service.recall import (
     CANDIDATES,
     HEADING,
+    SPARE_TOKENS,
     choose_turns,
     in_view,
     recall_budget,
@@ -142,6 +144,7 @@ class Answer:
         self._late: list[Degradation] = []  # what went wrong after the prompt was made
         self._visit: Visit | None = None
         self._recalled: list[SessionTurn] = []
+        self._background = background.Background()
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, the first before any slow work. Errors are raised; `BetterElsewhere` before
@@ -155,7 +158,7 @@ class Answer:
                 if isinstance(event, TextDelta) and event.choice == 0:
                     said.append(event.text)
                 if isinstance(event, Completed) and self._visit is not None:
-                    sessions.remember(self._visit, _last_question(request), "".join(said))
+                    sessions.remember(self._visit, _last_question(request), "".join(said), request.profile)
                 yield event
 
     async def _answered(self) -> AsyncGenerator[Event, None]:
@@ -222,7 +225,8 @@ class Answer:
     async def _recall(
         self, records: Sequence[FileRecord], conversation: Conversation, bare: Prompt, reader: MaterialReader
     ) -> Conversation:
-        """The conversation with the earlier turns that help with its question, as far as the window has room."""
+        """The conversation with what is known of the user and the session so far, and with the earlier turns
+        that help with its question, as far as the window has room."""
         parts, request = self._parts, self._request
         found = await parts.sessions.recall(
             request.tenant, request.recall, request.session_id, conversation.query, CANDIDATES
@@ -230,10 +234,26 @@ class Answer:
         room = self._room()
         whole = room + 1 if conversation.omitted_turns else len(bare) + await reader.least_tokens(records)
         least = await asyncio.to_thread(reader.least_prompt, conversation, bare)
-        budget = recall_budget(room, whole, least)
+        if request.session_id in request.recall:
+            spare = room - (whole if whole <= room else least) - SPARE_TOKENS
+            conversation = await self._with_background(conversation, request.session_id, room, spare)
+        taken = len(conversation.background_ids)
+        budget = recall_budget(room, whole + taken, least + taken)
         if not found or budget <= 0:
             return conversation
         return await asyncio.to_thread(self._with_turns, conversation, found, budget)
+
+    async def _with_background(self, said: Conversation, session_id: str, room: int, spare: int) -> Conversation:
+        parts, request = self._parts, self._request
+        facts, brief = await parts.sessions.background(request.tenant, session_id, request.profile)
+
+        def compose() -> Conversation:
+            known = in_view(said, room)
+            made = background.compose(facts, brief, known, room, spare, parts.composer.count)
+            self._background = made
+            return replace(said, background_ids=tuple(parts.composer.text_piece(made.text)) if made.text else ())
+
+        return await asyncio.to_thread(compose) if facts or brief else said
 
     def _reduced(self) -> list[Degradation]:
         """What the search for earlier turns did without."""
@@ -243,16 +263,18 @@ class Answer:
     def _with_turns(self, conversation: Conversation, found: list[SessionTurn], budget: int) -> Conversation:
         composer, sessions = self._parts.composer, self._request.recall
         piece = partial(composer.turn_piece, with_session=sessions != (self._request.session_id,))
-        heading = composer.turn_heading(HEADING)
+        heading = composer.text_piece(HEADING)
         known = in_view(conversation, self._room() - budget)
-        chosen = choose_turns(found, known, budget - len(heading), lambda turn: len(piece(turn)), sessions)
-        if not chosen:
-            return conversation
-        self._recalled = chosen
-        ids = array("i", heading)
-        for turn in chosen:
-            ids.extend(piece(turn))
-        return replace(conversation, recalled_ids=tuple(ids))
+        held = {each.text for each in self._background.sentences if not each.corrected}  # cited, not repeated
+
+        def count(turn: SessionTurn) -> int:
+            return 0 if turn.text.strip() in held else len(piece(turn))
+
+        self._recalled = choose_turns(found, known, budget - len(heading), count, sessions)
+        ids = array("i")
+        for turn in self._recalled:
+            ids.extend(piece(turn) if count(turn) else [])
+        return replace(conversation, recalled_ids=tuple([*heading, *ids] if ids else ()))
 
     # ------------------------------------------------------------------------------------- planning
 
@@ -315,16 +337,22 @@ class Answer:
     # -------------------------------------------------------------------------------------- running
 
     def _owner(self, records: list[FileRecord]) -> str | None:
-        """Whose deletion takes the prompt's KV along: the documents', the session's, that of recalled ones."""
-        tenant = self._request.tenant
-        sessions = [self._request.session_id, *(turn.session_id for turn in self._recalled)]
-        owners = [record.file_id for record in records]
-        owners += dict.fromkeys(session_owner(tenant, each) for each in sessions if each is not None)
+        """Whose deletion takes the prompt's KV along."""
+        owners = [*(record.file_id for record in records), *self._remembered()]
         if not owners:
             return None
         owner = joint_owner(owners)
         self._parts.documents.remember_joint(owner)
         return owner
+
+    def _remembered(self) -> list[str]:
+        """The owners of what memory gave: the session's, those of recalled ones, the profile's and of its
+        sessions."""
+        tenant, facts = self._request.tenant, self._background.facts
+        sessions = [self._request.session_id, *(turn.session_id for turn in self._recalled)]
+        sessions += [fact.session_id for fact in facts]
+        owners = dict.fromkeys(session_owner(tenant, each) for each in sessions if each is not None)
+        return [*owners, *([profile_owner(tenant)] if facts else [])]
 
     def _preset(self, records: list[FileRecord], conversation: Conversation, refined: bool) -> str:
         """How decoding reads tiered KV: as asked, as configured, or as fits the documents."""
@@ -396,7 +424,7 @@ class Answer:
     def _require(self) -> None:
         """Raises `NotFound` where what the prompt was made of is deleted by now."""
         self._parts.documents.require(self._request.file_ids)
-        self._parts.sessions.require(self._visit)
+        self._parts.sessions.require(self._visit, self._remembered())
 
     def _completed(
         self, plan: Plan, ready: _Ready, degradations: tuple[Degradation, ...], outcome: Outcome
@@ -425,6 +453,7 @@ class Answer:
             backend=parts.model.backend,
             citations=tuple(self._citations),
             degradations=degradations,
+            memory=MemoryUse(self._background.facts, self._background.sentences),
         )
         return Completed(outcome.usage, report)
 

@@ -58,7 +58,8 @@ class Conversation:
     """A request's messages as the composer needs them. `instructions` are the leading system messages.
 
     `omitted_turns` oldest ones, of at least `omitted_tokens`, were not even tokenised: with them it can't fit.
-    `recalled_ids` are earlier turns that memory found: they stand behind the documents, before everything said.
+    `background_ids` tell of the user and the session so far, `recalled_ids` are earlier turns that memory
+    found: they stand behind the documents in this order, before everything said.
     """
 
     instructions: str
@@ -67,6 +68,7 @@ class Conversation:
     omitted_turns: int = 0
     omitted_tokens: int = 0
     recalled_ids: tuple[int, ...] = ()
+    background_ids: tuple[int, ...] = ()
 
     @property
     def has_history(self) -> bool:
@@ -169,8 +171,8 @@ class Composer:
         place = passage.anchor or f"page {passage.page}"
         return array("i", self._tokenizer.encode(f"[{filename}, {place}]\n{passage.text.strip()}\n\n"))
 
-    def turn_heading(self, text: str) -> array[int]:
-        """What stands before recalled turns."""
+    def text_piece(self, text: str) -> array[int]:
+        """Text of ours as context: headings, the background."""
         return array("i", self._tokenizer.encode(text))
 
     def turn_piece(self, turn: SessionTurn, with_session: bool) -> array[int]:
@@ -248,6 +250,7 @@ class Composer:
         for piece in context:
             system.extend(piece)
         head = len(system)
+        system.extend(conversation.background_ids)
         system.extend(conversation.recalled_ids)
         if conversation.instructions:
             system.extend(conversation.instruction_ids)

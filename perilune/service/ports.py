@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
@@ -20,10 +20,12 @@ from perilune.core import (
     KeyLimits,
     Page,
     Passage,
+    ProfileFact,
     Request,
     SequenceSpec,
     SessionInfo,
     SessionTurn,
+    SummarySentence,
 )
 
 
@@ -171,8 +173,9 @@ class Library(Protocol):
 class SessionStore(Protocol):
     """Kept conversations. Synchronous and thread-safe; the service calls it off the event loop."""
 
-    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]]) -> int:
-        """Append what was said, as (speaker, text, seconds since the epoch); returns the first turn's number."""
+    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]], learn: bool = False) -> int:
+        """Append what was said, as (speaker, text, seconds since the epoch); returns the first turn's number.
+        `learn` facts about the user from what they say."""
         ...
 
     def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
@@ -195,6 +198,35 @@ class SessionStore(Protocol):
 
     def delete(self, tenant: str, session_id: str) -> None:
         """Remove everything kept of a session. Raises `NotFound`."""
+        ...
+
+    def profile(self, tenant: str, history: bool) -> list[ProfileFact]:
+        """What is known about the user, in the order in which it was learnt; `history` adds what was true
+        before."""
+        ...
+
+    def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None:
+        """Set keys by hand; None erases one. Raises `InvalidRequest`."""
+        ...
+
+    def erase_profile(self, tenant: str, key: str | None) -> int:
+        """Delete a key with its history, or everything; returns how many statements. Raises `NotFound`."""
+        ...
+
+    def summary(self, tenant: str, source_id: str) -> list[SummarySentence]:
+        """The whole summary of a session or file, in order. Raises `NotFound`."""
+        ...
+
+    def brief(self, tenant: str, session_id: str) -> list[SummarySentence]:
+        """A session's summary for a prompt: the best first. Empty where there is none."""
+        ...
+
+    def correct_summary(self, tenant: str, source_id: str, number: int, start: int, text: str | None) -> None:
+        """Replace a sentence; "" strikes it out, None takes that back. Raises `NotFound`, `InvalidRequest`."""
+        ...
+
+    def export(self, tenant: str) -> Iterator[dict[str, Any]]:
+        """Everything kept about the user, as JSON values."""
         ...
 
 
@@ -246,6 +278,16 @@ class Conversations(Protocol):
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
     ) -> list[SessionTurn | Passage]: ...
     async def delete(self, tenant: str, session_id: str) -> None: ...
+    async def profile(self, tenant: str, history: bool) -> list[ProfileFact]: ...
+    async def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None: ...
+    async def erase_profile(self, tenant: str, key: str | None) -> int: ...
+    async def summary(self, tenant: str, source_id: str) -> list[SummarySentence]: ...
+    async def correct_summary(
+        self, tenant: str, source_id: str, number: int, start: int, text: str | None
+    ) -> None: ...
+    async def export(self, tenant: str) -> Iterator[dict[str, Any]]:
+        """Records, to be read in a thread. See `SessionStore.export`."""
+        ...
 
 
 class KVView(Protocol):

@@ -23,7 +23,8 @@ WINDOW_SHARE = 1 / 4
 """And the largest part of the room for a prompt that they take."""
 
 HEADING = "Earlier turns that may help with the question:\n\n"
-_SPARE_TOKENS = 64  # for the template's own tokens and instructions
+SPARE_TOKENS = 64
+"""For the template's own tokens and instructions."""
 
 Count = Callable[[SessionTurn], int]
 """Tokens that a turn takes in the prompt, label included."""
@@ -34,7 +35,7 @@ def recall_budget(room: int, whole: int, least: int) -> int:
 
     A conversation that fits isn't pushed out by what is recalled; of one that doesn't, the question is sure."""
     taken = whole if whole <= room else least
-    return min(RECALL_TOKENS, int(room * WINDOW_SHARE), room - taken - _SPARE_TOKENS)
+    return min(RECALL_TOKENS, int(room * WINDOW_SHARE), room - taken - SPARE_TOKENS)
 
 
 def in_view(conversation: Conversation, room: int) -> set[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perilune.core import Attempt, Citation, Degradation, Plan, Report, TurnCitation
+from perilune.core import Attempt, Citation, Degradation, MemoryUse, Plan, Report, TurnCitation
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -33,6 +33,28 @@ def report_dict(report: Report) -> dict[str, Any]:
         "degradations": [degradation_dict(item) for item in report.degradations],
         "attempts": [attempt_dict(attempt) for attempt in report.attempts],
         "cost": report.cost,
+        "memory": memory_dict(report.memory),
+    }
+
+
+def memory_dict(use: MemoryUse) -> dict[str, Any]:
+    """What memory said of the user and of the session, with where it was said."""
+    return {
+        "profile": [
+            {"key": fact.key, "value": fact.value, "session": fact.session_id, "turn": fact.turn}
+            for fact in use.facts
+        ],
+        "summary": [
+            {
+                "session": sentence.source_id,
+                "turn": sentence.number,
+                "start": sentence.start,
+                "end": sentence.end,
+                "quote": sentence.text,
+                "corrected": sentence.corrected,
+            }
+            for sentence in use.sentences
+        ],
     }
 
 

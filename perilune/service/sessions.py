@@ -3,7 +3,7 @@
 Knows the session store and whose KV is made of a session; not prompts. A turn is written in the background, and
 whoever reads a session waits for what is still being written to it, so that a finished answer is findable by the
 next request. Only the caller's last message and the answer are stored: what memory put into the prompt isn't
-learnt again.
+learnt again. The user's profile and the summaries, which are made of sessions, are asked for here, too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import asyncio
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from perilune.core import Passage, SessionInfo, SessionTurn
+from perilune.core import Passage, ProfileFact, SessionInfo, SessionTurn, SummarySentence
 from perilune.errors import InvalidRequest, NotFound, PeriluneError
-from perilune.memory.session_ids import session_owner
+from perilune.memory.session_ids import profile_owner, session_owner
 from perilune.service.ports import SessionStore
 from perilune.telemetry import Telemetry
 
@@ -27,12 +28,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Visit:
-    """A request that will add to a session, unless it `ended`: was deleted meanwhile."""
+    """A request that will add to a session, unless it `ended`: was deleted meanwhile. `lost` are the owners of what
+    else was deleted since."""
 
     tenant: str
     session_id: str
     asked_at: float
     ended: bool = False
+    lost: set[str] = field(default_factory=set)
 
 
 class SessionService:
@@ -69,17 +72,21 @@ class SessionService:
         return visit
 
     @staticmethod
-    def require(visit: Visit | None) -> None:
-        """Raises `NotFound` for a session that was deleted since. Await nothing between this and a submit."""
-        if visit is not None and visit.ended:
-            raise NotFound("The session was deleted.", hint="Ask again to begin it anew.", param="session")
+    def require(visit: Visit | None, owners: Sequence[str] = ()) -> None:
+        """Raises `NotFound` for a session that was deleted since, or where one of these `owners` was. Await nothing
+        between this and a submit."""
+        if visit is not None and (visit.ended or not visit.lost.isdisjoint(owners)):
+            raise NotFound(
+                "The session, or what memory told of the user, was deleted.", hint="Ask again.", param="session"
+            )
 
-    def remember(self, visit: Visit, question: str, answer: str) -> None:
-        """Store a question and its answer in the background, behind what is still being stored of the session."""
+    def remember(self, visit: Visit, question: str, answer: str, learn: bool) -> None:
+        """Store a question and its answer in the background, behind what is still being stored of the session;
+        `learn` facts about the user from the question."""
         key = (visit.tenant, visit.session_id)
         said = [(USER, question, visit.asked_at), (ASSISTANT, answer, self._now())]
         said = [turn for turn in said if turn[1].strip()]
-        task = asyncio.create_task(self._add(visit, said, self._writing.get(key)), name="remember")
+        task = asyncio.create_task(self._add(visit, said, learn, self._writing.get(key)), name="remember")
         self._writing[key] = task
         task.add_done_callback(lambda done: self._written(key, done))
 
@@ -94,6 +101,14 @@ class SessionService:
                 await asyncio.to_thread(self._store().get, tenant, session_id)
         found = await asyncio.to_thread(self._store().search, tenant, session_ids, query, limit)
         return [turn for turn in found if isinstance(turn, SessionTurn)]
+
+    async def background(
+        self, tenant: str, session_id: str, with_profile: bool
+    ) -> tuple[list[ProfileFact], list[SummarySentence]]:
+        """What is known about the user, if wanted, and the session's summary, the best first."""
+        await self._settled(tenant, None if with_profile else [session_id])
+        facts = await asyncio.to_thread(self._store().profile, tenant, False) if with_profile else []
+        return facts, await asyncio.to_thread(self._store().brief, tenant, session_id)
 
     # ------------------------------------------------------------------------------------------ the port
 
@@ -133,7 +148,43 @@ class SessionService:
             for visit in visits:
                 visit.ended = False
             raise
-        await self._forget_kv(session_owner(tenant, session_id))
+        await self._lose(tenant, session_owner(tenant, session_id))
+
+    async def profile(self, tenant: str, history: bool) -> list[ProfileFact]:
+        await self._settled(tenant, None)
+        return await asyncio.to_thread(self._store().profile, tenant, history)
+
+    async def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None:
+        await self._settled(tenant, None)
+        await asyncio.to_thread(self._store().edit_profile, tenant, values)
+        if None in values.values():
+            await self._lose(tenant, profile_owner(tenant))
+
+    async def erase_profile(self, tenant: str, key: str | None) -> int:
+        """Delete a key or all of the profile, and KV that was made of it."""
+        await self._settled(tenant, None)
+        gone = await asyncio.to_thread(self._store().erase_profile, tenant, key)
+        await self._lose(tenant, profile_owner(tenant))
+        return gone
+
+    async def summary(self, tenant: str, source_id: str) -> list[SummarySentence]:
+        await self._settled(tenant, [source_id])
+        return await asyncio.to_thread(self._store().summary, tenant, source_id)
+
+    async def correct_summary(self, tenant: str, source_id: str, number: int, start: int, text: str | None) -> None:
+        await self._settled(tenant, [source_id])
+        await asyncio.to_thread(self._store().correct_summary, tenant, source_id, number, start, text)
+
+    async def export(self, tenant: str) -> Iterator[dict[str, Any]]:
+        await self._settled(tenant, None)
+        return self._store().export(tenant)
+
+    async def _lose(self, tenant: str, owner: str) -> None:
+        """Something was deleted: answers that are being prepared don't use it, and its KV goes."""
+        for visit in self._visits:
+            if visit.tenant == tenant:
+                visit.lost.add(owner)
+        await self._forget_kv(owner)
 
     # ----------------------------------------------------------------------------------------- writing
 
@@ -143,14 +194,18 @@ class SessionService:
         return self._kept
 
     async def _add(
-        self, visit: Visit, said: list[tuple[str, str, float]], earlier: asyncio.Task[None] | None
+        self,
+        visit: Visit,
+        said: list[tuple[str, str, float]],
+        learn: bool,
+        earlier: asyncio.Task[None] | None,
     ) -> None:
         if earlier is not None:
             await asyncio.wait([earlier])
         if visit.ended:
             return
         try:
-            await asyncio.to_thread(self._store().add, visit.tenant, visit.session_id, said)
+            await asyncio.to_thread(self._store().add, visit.tenant, visit.session_id, said, learn)
         except PeriluneError as error:
             self._telemetry.count("turns_lost")
             _log.warning("a session's turns could not be stored: %s", error.message)

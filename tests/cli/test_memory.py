@@ -14,6 +14,12 @@ from tests.cli.conftest import Command
         ("sessions", "show", "trip", "--json"),
         ("memory", "search", "locker"),
         ("memory", "forget", "--session", "trip"),
+        ("memory", "forget", "--profile"),
+        ("memory", "show", "--json"),
+        ("memory", "show", "--session", "trip"),
+        ("memory", "edit", "name", "Anna"),
+        ("memory", "export"),
+        ("sessions", "rm", "trip"),
     ],
 )
 def test_without_a_server(call: Command, words: tuple[str, ...]) -> None:
@@ -24,3 +30,16 @@ def test_without_a_server(call: Command, words: tuple[str, ...]) -> None:
 
 def test_forget_needs_to_be_told_what(call: Command) -> None:
     assert call("memory", "forget").code == 2
+    assert call("memory", "forget", "--session", "trip", "--profile").code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("memory", "show", "--session", "trip", "--file", "file-1"),
+        ("memory", "edit", "three", "Text.", "--session", "trip"),
+    ],
+)
+def test_what_can_not_be_meant(call: Command, words: tuple[str, ...]) -> None:
+    done = call(*words)
+    assert (done.code, done.out) == (2, "")

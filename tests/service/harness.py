@@ -154,6 +154,7 @@ def request(
     policy: ContextPolicy = ContextPolicy.AUTO,
     session: str | None = None,
     recall: tuple[str, ...] | None = None,
+    profile: bool = True,
     **sampling: Any,
 ) -> Request:
     messages = [Message(role, (TextPart(text),)) for role, text in history]
@@ -171,6 +172,7 @@ def request(
         context_policy=policy,
         session_id=session,
         recall=recall if recall is not None else (session,) if session else (),
+        profile=profile,
     )
 
 
