@@ -125,7 +125,7 @@ def remove_entries(connection: sa.Connection, tenant: str, source_id: str) -> No
     facts. The index learns it from `index_work`."""
     for table in DERIVED:
         connection.execute(table.delete().where(table.c.tenant == tenant, table.c.source_id == source_id))
-    connection.execute(INDEX_WORK.insert().values(entry_id=time.time_ns(), task="purge"))
+    owe_purge(connection)
     mine = (ENTRIES.c.tenant == tenant, ENTRIES.c.source_id == source_id)
     while True:
         query = sa.select(ENTRIES.c.id, ENTRIES.c.terms, ENTRIES.c.length).where(*mine).limit(_CHUNK)
@@ -295,6 +295,11 @@ def indexed(connection: sa.Connection) -> tuple[int, int]:
 def settle(connection: sa.Connection, task: Task, ids: Collection[int]) -> None:
     """The task is done for these entries."""
     connection.execute(INDEX_WORK.delete().where(INDEX_WORK.c.task == task, INDEX_WORK.c.entry_id.in_(ids)))
+
+
+def owe_purge(connection: sa.Connection) -> None:
+    """Leave word that what this transaction deletes must go from the files, too."""
+    connection.execute(INDEX_WORK.insert().values(entry_id=time.time_ns(), task="purge"))
 
 
 def owe_everything(connection: sa.Connection) -> None:

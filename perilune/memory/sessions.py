@@ -108,6 +108,9 @@ class Sessions:
                     audit.write(connection, self._clock(), "profile.erase", tenant, key)
                 else:
                     profile.write(connection, tenant, key, value.strip(), self._clock())
+            if None in changes.values():
+                entries.owe_purge(connection)
+        self._memory.changed()
 
     def erase_profile(self, tenant: str, key: str | None) -> int:
         """Delete a key with its history, or everything; returns how many statements that were. Raises
@@ -119,6 +122,8 @@ class Sessions:
                     "The profile has no such key.", hint="`perilune memory show` lists them.", param="key"
                 )
             audit.write(connection, self._clock(), "profile.erase", tenant, "" if key is None else normal_key(key))
+            entries.owe_purge(connection)
+        self._memory.changed()
         return gone
 
     def summary(self, tenant: str, source_id: str) -> list[SummarySentence]:
