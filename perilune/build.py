@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
     from perilune.memory.memory import Memory
+    from perilune.memory.responses import ResponseStore
     from perilune.memory.sessions import Sessions
     from perilune.memory.store import Store
     from perilune.memory.usage import UsageStore
@@ -228,6 +229,7 @@ def _wire(
     from perilune.engine.policy import EngineLimits
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
+    from perilune.memory.responses import ResponseStore
     from perilune.memory.sessions import Sessions
     from perilune.memory.usage import UsageStore
     from perilune.service.predictor import Predictor
@@ -257,7 +259,10 @@ def _wire(
     stores = [store for store in (kv, segments) if store is not None]
     kept = Sessions(store, memory) if memory is not None else None
     usage = UsageStore(store)
-    service = _service(settings, telemetry, stores, loaded, keys, usage, library, kept, predictor, engine, model)
+    answers = ResponseStore(store) if memory is not None else None
+    service = _service(
+        settings, telemetry, stores, loaded, keys, usage, library, kept, answers, predictor, engine, model
+    )
     metrics.before_render(lambda: _gauges(engine, telemetry))
     described, later = loaded.info.kernels, contextlib.ExitStack()
     return Application(
@@ -274,6 +279,7 @@ def _service(
     usage: UsageStore,
     library: Library,
     kept: Sessions | None,
+    answers: ResponseStore | None,
     predictor: Predictor,
     engine: EngineLoop,
     model: ServedModel,
@@ -282,6 +288,7 @@ def _service(
     from perilune.runtime.kv.spec import tenant_salt
     from perilune.service.admission import Admission
     from perilune.service.answer import Parts
+    from perilune.service.archive import Archive
     from perilune.service.backends.local import LocalBackend
     from perilune.service.compose import Composer
     from perilune.service.documents import DocumentService
@@ -342,8 +349,8 @@ def _service(
     backends = _backends(settings, parts)
     limits = KeyLimits(**{name: value or None for name, value in settings.limits.model_dump().items()})
     ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
-    view = KVHealth(engine, settings)
-    return Service(parts, Admission(places, telemetry), _authenticator(keys), view, backends, ledger)
+    admission, view = Admission(places, telemetry), KVHealth(engine, settings)
+    return Service(parts, admission, _authenticator(keys), view, backends, ledger, Archive(answers))
 
 
 def _backends(settings: Settings, parts: Parts) -> Backends:

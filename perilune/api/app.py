@@ -37,6 +37,7 @@ from perilune.api.memory import MemoryViews
 from perilune.api.messages import ANTHROPIC, CountTokens
 from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
+from perilune.api.responses import RESPONSES, CreateResponse, KeptResponses
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
 from perilune.api.wire import json_response
@@ -72,6 +73,8 @@ def create_app(
     chat = ChatCompletions(service, settings, telemetry, resumables)
     messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
     counting = CountTokens(service, settings)
+    creating = CreateResponse(service, settings, telemetry, resumables, RESPONSES)
+    kept = KeptResponses(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -83,6 +86,9 @@ def create_app(
         Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
         *[Route(f"{root}/v1/messages", messages, methods=["POST"]) for root in ("", "/anthropic")],
         *[Route(f"{root}/v1/messages/count_tokens", counting, methods=["POST"]) for root in ("", "/anthropic")],
+        Route("/v1/responses", creating, methods=["POST"]),
+        Route("/v1/responses/{response_id}", kept.item, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", kept.input_items),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/files", files.collection, methods=["GET", "POST"]),

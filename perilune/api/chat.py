@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from perilune.api import errors, sse
 from perilune.api.auth import caller_of
 from perilune.api.completion import completion_id
-from perilune.api.dialect import OPENAI_CHAT, Dialect, Streamed
+from perilune.api.dialect import OPENAI_CHAT, Dialect, Parse, Streamed, Whole
 from perilune.api.limits import header, read_body, until_disconnect
 from perilune.api.meter import AnswerMeter
 from perilune.api.resume import Resumables, StreamLog
@@ -63,13 +63,7 @@ class ChatCompletions:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._settings.server.max_body)
-        call = self._dialect.parse(
-            body,
-            request_id=scope["state"]["request_id"],
-            caller=caller_of(scope),
-            arrival_s=self._clock(),
-            settings=self._settings,
-        )
+        call = await self._parsed(scope, body)
         meter = AnswerMeter(self._telemetry, self._clock, call.request)
         answer = self._stream if call.stream else self._whole
         try:
@@ -78,6 +72,21 @@ class ChatCompletions:
             if not call.resumable:
                 meter.ended(error)
             raise
+
+    async def _parsed(self, scope: Scope, body: bytes) -> ChatCall:
+        return self._parse(scope, body, self._dialect.parse)
+
+    def _parse(self, scope: Scope, body: bytes, parse: Parse) -> ChatCall:
+        return parse(
+            body,
+            request_id=scope["state"]["request_id"],
+            caller=caller_of(scope),
+            arrival_s=self._clock(),
+            settings=self._settings,
+        )
+
+    async def _finished(self, call: ChatCall, answer: Whole | Streamed) -> None:
+        """Called when an answer is complete, before its last bytes leave."""
 
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         answer = self._dialect.whole(call, int(self._now()))
@@ -89,6 +98,7 @@ class ChatCompletions:
                     continue
                 meter.see(event)
                 answer.add(event)
+        await self._finished(call, answer)
         spent_ms = 1000 * (self._clock() - call.request.arrival_s)
         headers.append((b"openai-processing-ms", str(round(spent_ms)).encode()))
         await send_json(send, 200, answer.body(), headers)
@@ -181,6 +191,7 @@ class ChatCompletions:
                 meter.see(event)
                 if encoded := answer.encode(event):
                     yield encoded, not isinstance(event, StageStarted)
+        await self._finished(call, answer)
         yield answer.end(), True
 
     async def _say_goodbye(self, out: sse.EventStream, request_id: str) -> None:

@@ -221,7 +221,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         n=wire.n or 1,
         deadline_s=_same(wire.deadline_s, wire.deadline, "deadline_s", "deadline") or caller.deadline_s,
         context_policy=ContextPolicy(wire.context_policy or "auto"),
-        service_class=_service_class(wire.service_tier),
+        service_class=service_class(wire.service_tier),
         attention_preset=wire.attention_preset,
         session_id=wire.session,
         recall=_recall(wire),
@@ -392,7 +392,7 @@ def _same(first: Number | None, second: Number | None, one: str, other: str) -> 
     return second if first is None else first
 
 
-def _service_class(tier: str | None) -> ServiceClass:
+def service_class(tier: str | None) -> ServiceClass:
     try:
         return _TIERS[tier or "auto"]
     except KeyError:

@@ -18,7 +18,9 @@ import sqlalchemy as sa
 from perilune.memory.schema import AUDIT
 from perilune.memory.store import Store
 
-Action = Literal["key.create", "key.revoke", "key.limits", "file.delete", "session.delete", "profile.erase"]
+Action = Literal[
+    "key.create", "key.revoke", "key.limits", "file.delete", "session.delete", "response.delete", "profile.erase"
+]
 Outcome = Literal["done", "unchanged", "not_found"]
 
 _ACTOR_CHARS, _SUBJECT_CHARS = 128, 64

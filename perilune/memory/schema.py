@@ -23,7 +23,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0008"
+HEAD = "0009"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -88,6 +88,18 @@ AUDIT = Table(  # rows are only ever added; SQLite's triggers refuse anything el
     Column("tenant", String(64), nullable=False),
     Column("subject", String(64), nullable=False),
     Column("outcome", String(16), nullable=False),
+)
+
+RESPONSES = Table(
+    "responses",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("previous_id", String(64)),  # the answer that this one went on from
+    Column("input", Text, nullable=False),  # JSON: this answer's own items
+    Column("body", Text, nullable=False),  # JSON: the answer as it was given
+    Index(None, "tenant", "created_at"),
 )
 
 FILES = Table(

@@ -27,6 +27,7 @@ from perilune.core import (
     SessionTurn,
     SummarySentence,
 )
+from perilune.memory.responses import KeptResponse
 
 
 class Engine(Protocol):
@@ -290,6 +291,18 @@ class Conversations(Protocol):
         ...
 
 
+class Responses(Protocol):
+    """Kept answers of the Responses API. Another tenant's answer is `NotFound`."""
+
+    async def add(self, tenant: str, items: Sequence[dict[str, Any]], body: dict[str, Any]) -> None: ...
+    async def get(self, tenant: str, response_id: str) -> KeptResponse: ...
+    async def chain(self, tenant: str, response_id: str) -> list[KeptResponse]:
+        """The answer and those it went on from, oldest first."""
+        ...
+
+    async def delete(self, tenant: str, response_id: str) -> None: ...
+
+
 class KVView(Protocol):
     """KV and attention of the engine, for whoever runs the server. May be called from any thread."""
 
@@ -322,6 +335,9 @@ class ServiceApi(Protocol):
 
     @property
     def conversations(self) -> Conversations: ...
+
+    @property
+    def responses(self) -> Responses: ...
 
     @property
     def kv(self) -> KVView: ...

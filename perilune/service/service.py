@@ -26,6 +26,7 @@ from perilune.errors import InternalError, Overloaded
 from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, BetterElsewhere, Parts
+from perilune.service.archive import Archive
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
@@ -50,10 +51,12 @@ class Service:
         kv: KVView,
         backends: Backends,
         ledger: Ledger,
+        responses: Archive,
     ) -> None:
         self._parts = parts
         self._ledger = ledger
         self._backends = backends
+        self._responses = responses
         self._kv = kv
         self._admission = admission
         self._authenticate = authenticate
@@ -66,6 +69,10 @@ class Service:
     @property
     def conversations(self) -> SessionService:
         return self._parts.sessions
+
+    @property
+    def responses(self) -> Archive:
+        return self._responses
 
     @property
     def kv(self) -> KVView:

@@ -43,6 +43,7 @@ from perilune.engine.kv_tally import KVTally
 from perilune.engine.pressure import KVUse
 from perilune.errors import ModelNotFound, NotFound, TooLarge, Unauthenticated, UnsupportedDocument
 from perilune.runtime.kv.spec import TierSpec
+from perilune.service.archive import Archive
 from perilune.service.kv_health import as_json
 from perilune.service.ports import Caller, ModelCard
 from perilune.service.sessions import SessionService
@@ -217,6 +218,7 @@ class FakeService:
     documents: FakeDocuments = field(default_factory=FakeDocuments)
     kv: FakeKV = field(default_factory=FakeKV)
     backends: NoBackends = field(default_factory=NoBackends)
+    responses: Archive = field(default_factory=lambda: Archive(None))
     conversations: SessionService = field(default_factory=no_sessions)
     requests: list[Request] = field(default_factory=list)
     open: int = 0

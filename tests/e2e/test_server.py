@@ -270,6 +270,34 @@ def test_tools_are_called_and_their_results_read(server: Server) -> None:
     assert lonely.value.param == "messages[1].tool_call_id"
 
 
+def test_responses_are_gone_on_from(server: Server) -> None:
+    responses = server.client.responses
+    first = responses.create(model=MODEL, input=ASK["messages"][0]["content"], temperature=0, max_output_tokens=16)
+    assert first.output_text == said(server.client.chat.completions.create(**ASK))
+    streamed = responses.create(
+        model=MODEL,
+        input="And the moons?",
+        previous_response_id=first.id,
+        temperature=0,
+        max_output_tokens=8,
+        stream=True,
+    )
+    last = list(streamed)[-1].response  # type: ignore[union-attr]
+    turns = [
+        *ASK["messages"],
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And the moons?"},
+    ]
+    assert last.output_text == said(
+        server.client.chat.completions.create(**{**ASK, "messages": turns, "max_tokens": 8})
+    )
+    assert responses.retrieve(last.id).output_text == last.output_text
+    responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        responses.create(model=MODEL, input="And?", previous_response_id=last.id)
+    responses.delete(last.id)
+
+
 def test_anthropic_messages(server: Server) -> None:
     ask: Any = {"model": MODEL, "max_tokens": 24, "messages": ASK["messages"], "extra_body": {"temperature": 0}}
     with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0, timeout=300) as client:

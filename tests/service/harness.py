@@ -26,6 +26,7 @@ from perilune.core import (
 from perilune.errors import InvalidRequest
 from perilune.service.admission import Admission
 from perilune.service.answer import Limits, Parts
+from perilune.service.archive import Archive
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
@@ -117,7 +118,7 @@ class Bench:
         ledger = Ledger(self.usage, self.limits, routes.price, self.clock, self.now, telemetry)
         backends = Backends(routes, self.probe_s, time.monotonic, telemetry)
         self.service = Service(
-            parts, self.admission, lambda key: Caller("local", "admin"), NoKV(), backends, ledger
+            parts, self.admission, lambda key: Caller("local", "admin"), NoKV(), backends, ledger, Archive(None)
         )
         await self.service.start(warm_up=False)
 

@@ -1,0 +1,277 @@
+"""OpenAI's Responses on the wire: the answer, whole or as numbered events, with the `perilune` object beside.
+
+Knows the dialect; doesn't know transport, or how answers come about. An answer is a list of items: a message, then
+one for each call. Citations are annotations of the message's text.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from perilune.api.completion import finish_reason, unfinished
+from perilune.api.responses_request import ResponseCall
+from perilune.api.schema import TIER_OF_CLASS, ChatCall
+from perilune.core import (
+    ChoiceFinished,
+    Citation,
+    CitationAdded,
+    Completed,
+    Event,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from perilune.errors import PeriluneError
+from perilune.service.report import report_dict
+
+
+def response_id(request_id: str) -> str:
+    return "resp_" + request_id.removeprefix("req_")
+
+
+def usage_dict(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def annotation(citation: Citation, index: int) -> dict[str, Any]:
+    """A citation at character `index` of the text; `page`, `start`, `end` and `quote` are ours."""
+    return {
+        "type": "file_citation",
+        "file_id": citation.file_id,
+        "filename": citation.filename,
+        "index": index,
+        "page": citation.page,
+        "start": citation.start,
+        "end": citation.end,
+        "quote": citation.quote,
+    }
+
+
+@dataclass(slots=True)
+class _Text:
+    """The message item."""
+
+    item_id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(16)}")
+    pieces: list[str] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        text = "".join(self.pieces)
+        return {"type": "output_text", "text": text, "annotations": self.annotations, "logprobs": []}
+
+    def item(self, status: str) -> dict[str, Any]:
+        content = [self.part()] if status != "in_progress" else []
+        return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A function_call item."""
+
+    call_id: str
+    name: str
+    item_id: str = field(default_factory=lambda: f"fc_{secrets.token_hex(16)}")
+    arguments: str = ""
+
+    def item(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.item_id,
+            "type": "function_call",
+            "status": status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "arguments": self.arguments,
+        }
+
+
+class _Response:
+    """What whole and streamed answers share: the items so far, and the body around them."""
+
+    def __init__(self, call: ChatCall, created_at: int) -> None:
+        assert isinstance(call, ResponseCall)
+        self.call = call
+        self._created_at = created_at
+        self._text: _Text | None = None
+        self._calls: list[_Call] = []
+        self._reason = "stop"
+        self._end: Completed | None = None
+
+    @property
+    def _items(self) -> list[_Text | _Call]:
+        return [*([self._text] if self._text is not None else []), *self._calls]
+
+    def body(self) -> dict[str, Any]:
+        """The finished answer. Raises `InternalError` when the service ended without saying that it completed."""
+        if self._end is None:
+            raise unfinished()
+        if not self._items:
+            self._text = _Text()
+        cut = self._reason == "length"
+        status = "incomplete" if cut else "completed"
+        return self._base(status) | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [item.item(status) for item in self._items],
+            "usage": usage_dict(self._end.usage),
+            "perilune": report_dict(self._end.report),
+        }
+
+    def _base(self, status: str) -> dict[str, Any]:
+        request = self.call.request
+        return {
+            "id": response_id(request.request_id),
+            "object": "response",
+            "created_at": self._created_at,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "model": request.model,
+            "output": [],
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": TIER_OF_CLASS[request.service_class],
+            "usage": None,
+            **(self.call.echo or {}),
+        }
+
+
+class WholeResponse(_Response):
+    """Collects events into one `response` body."""
+
+    def add(self, event: Event) -> None:
+        match event:
+            case TextDelta(text=text) if text:
+                self._text = self._text or _Text()
+                self._text.pieces.append(text)
+            case CitationAdded(Citation() as citation):
+                self._text = self._text or _Text()
+                at = sum(map(len, self._text.pieces))
+                self._text.annotations.append(annotation(citation, at))
+            case ToolCallDelta():
+                if event.call_id is not None:
+                    self._calls.append(_Call(event.call_id, event.name or ""))
+                self._calls[event.index].arguments += event.arguments
+            case ChoiceFinished():
+                self._reason = finish_reason(event)
+            case Completed():
+                self._end = event
+            case _:
+                pass
+
+
+class StreamedResponse(_Response):
+    """Turns events into `response.created` … `response.completed`."""
+
+    def __init__(self, call: ChatCall, created_at: int) -> None:
+        super().__init__(call, created_at)
+        self._number = -1
+        self._open: _Text | _Call | None = None
+
+    def opening(self) -> bytes:
+        base = self._base("in_progress")
+        return self._event("created", response=base) + self._event("in_progress", response=base)
+
+    def encode(self, event: Event) -> bytes:
+        match event:
+            case TextDelta(text=text) if text:
+                return self._said(text)
+            case CitationAdded(Citation() as citation):
+                return self._cited(citation)
+            case ToolCallDelta():
+                return self._called(event)
+            case ChoiceFinished():
+                self._reason = finish_reason(event)
+                return b""
+            case Completed():
+                self._end = event
+                return self._close()
+            case _:
+                return b""
+
+    def end(self) -> bytes:
+        body = self.body()
+        return self._event(body["status"], response=body)
+
+    # ------------------------------------------------------------------------------------------- items
+
+    def _said(self, text: str) -> bytes:
+        begin, message = self._message()
+        message.pieces.append(text)
+        return begin + self._event("output_text.delta", **self._place(message), delta=text, logprobs=[])
+
+    def _cited(self, citation: Citation) -> bytes:
+        begin, message = self._message()
+        found = annotation(citation, sum(map(len, message.pieces)))
+        message.annotations.append(found)
+        if self._open is not message:  # calls have begun since: the finished item tells it
+            return begin
+        place = self._place(message) | {"annotation_index": len(message.annotations) - 1}
+        return begin + self._event("output_text.annotation.added", **place, annotation=found)
+
+    def _message(self) -> tuple[bytes, _Text]:
+        """(what begins it, the message)."""
+        if self._text is not None:
+            return b"", self._text
+        self._text = self._open = _Text()
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        begin = self._event("output_item.added", output_index=0, item=self._text.item("in_progress"))
+        return begin + self._event("content_part.added", **self._place(self._text), part=part), self._text
+
+    def _called(self, event: ToolCallDelta) -> bytes:
+        out = b""
+        if event.call_id is not None:
+            out = self._close()
+            self._calls.append(_Call(event.call_id, event.name or ""))
+            self._open = self._calls[-1]
+            item = self._calls[-1].item("in_progress")
+            out += self._event("output_item.added", output_index=self._index(self._calls[-1]), item=item)
+        call = self._calls[event.index]
+        call.arguments += event.arguments
+        if event.arguments:
+            where = {"item_id": call.item_id, "output_index": self._index(call)}
+            out += self._event("function_call_arguments.delta", **where, delta=event.arguments)
+        return out
+
+    def _close(self) -> bytes:
+        """What ends the open item."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        index = self._index(item)
+        if isinstance(item, _Text):
+            place, part = self._place(item), item.part()
+            out = self._event("output_text.done", **place, text=part["text"], logprobs=[])
+            out += self._event("content_part.done", **place, part=part)
+        else:
+            where = {"item_id": item.item_id, "output_index": index}
+            out = self._event("function_call_arguments.done", **where, name=item.name, arguments=item.arguments)
+        status = "incomplete" if self._reason == "length" else "completed"
+        return out + self._event("output_item.done", output_index=index, item=item.item(status))
+
+    def _index(self, item: _Text | _Call) -> int:
+        return next(index for index, each in enumerate(self._items) if each is item)
+
+    def _place(self, message: _Text) -> dict[str, Any]:
+        return {"item_id": message.item_id, "output_index": self._index(message), "content_index": 0}
+
+    def _event(self, kind: str, **payload: Any) -> bytes:
+        self._number += 1
+        return event_bytes(f"response.{kind}", {"sequence_number": self._number, **payload})
+
+
+def event_bytes(kind: str, payload: dict[str, Any]) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **payload}) + b"\n\n"
+
+
+def error_event(error: PeriluneError) -> bytes:
+    found = {"sequence_number": 0, "code": error.code, "message": str(error), "param": error.param}
+    return event_bytes("error", found)

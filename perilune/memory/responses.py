@@ -1,0 +1,98 @@
+"""Answers of the Responses API, kept so that a caller can read them again and go on from them (spec S1).
+
+Knows rows and JSON; not what the items mean. Every call is bound to a tenant in SQL. An answer keeps its own input
+only, and what it went on from by id: a conversation of n turns takes the room of n turns.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from perilune.errors import InvalidRequest, NotFound
+from perilune.memory import audit
+from perilune.memory.schema import RESPONSES
+from perilune.memory.store import Store
+
+MAX_CHAIN = 2048
+"""Answers that one may go on from, one behind the other; longer conversations are sessions' business."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResponse:
+    """`items` are the input of this answer alone, `body` the answer as it was given."""
+
+    items: tuple[dict[str, Any], ...]
+    body: dict[str, Any]
+    previous_id: str | None
+
+
+class ResponseStore:
+    """Thread-safe; calls block for milliseconds."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+
+    def add(self, tenant: str, items: Sequence[dict[str, Any]], body: dict[str, Any]) -> None:
+        row = {
+            "id": body["id"],
+            "tenant": tenant,
+            "created_at": self._clock(),
+            "previous_id": body.get("previous_response_id"),
+            "input": json.dumps(list(items), ensure_ascii=False),
+            "body": json.dumps(body, ensure_ascii=False),
+        }
+        with self._store.write() as connection:
+            connection.execute(RESPONSES.insert().values(row))
+
+    def get(self, tenant: str, response_id: str) -> KeptResponse:
+        """Raises `NotFound`, for another tenant's answer too."""
+        with self._store.read() as connection:
+            return _get(connection, tenant, response_id)
+
+    def chain(self, tenant: str, response_id: str) -> list[KeptResponse]:
+        """The answer and those it went on from, oldest first. Raises `NotFound` where one of them was deleted, and
+        `InvalidRequest` for a chain that is too long."""
+        found: list[KeptResponse] = []
+        following: str | None = response_id
+        with self._store.read() as connection:
+            while following is not None:
+                if len(found) == MAX_CHAIN:
+                    raise InvalidRequest(
+                        f"The conversation has more than {MAX_CHAIN:,} answers.",
+                        hint="Begin a new one, or use a session, which finds old turns again.",
+                        param="previous_response_id",
+                    )
+                found.append(_get(connection, tenant, following))
+                following = found[-1].previous_id
+        return found[::-1]
+
+    def delete(self, tenant: str, response_id: str) -> None:
+        """Raises `NotFound`. What went on from it can't be gone on from any longer."""
+        with self._store.write() as connection:
+            _get(connection, tenant, response_id)
+            connection.execute(RESPONSES.delete().where(*_mine(tenant, response_id)))
+            audit.write(connection, self._clock(), "response.delete", tenant, response_id)
+        self._store.scrub()
+
+
+def _mine(tenant: str, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return (RESPONSES.c.tenant == tenant, RESPONSES.c.id == response_id)
+
+
+def _get(connection: sa.Connection, tenant: str, response_id: str) -> KeptResponse:
+    columns = (RESPONSES.c.input, RESPONSES.c.body, RESPONSES.c.previous_id)
+    row = connection.execute(sa.select(*columns).where(*_mine(tenant, response_id))).first()
+    if row is None:
+        raise NotFound(
+            "There is no such response; it may have been deleted, or was asked with store false.",
+            hint="Send the conversation as input.",
+            param="previous_response_id",
+        )
+    return KeptResponse(tuple(json.loads(row.input)), json.loads(row.body), row.previous_id)
