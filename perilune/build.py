@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perilune.config import BackendSettings, KVCacheSettings, Settings
+from perilune.config import BackendSettings, KVCacheSettings, SchedulerSettings, Settings
 from perilune.core import BLOCK_TOKENS, KeyLimits, KVPolicy
 from perilune.errors import ConfigError
 from perilune.runtime.evaluate.length_record import read as read_length
@@ -28,6 +28,7 @@ from perilune.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from perilune.engine.loop import EngineLoop
+    from perilune.engine.scheduling import SchedulingPolicy
     from perilune.engine.stepper import TierPolicy
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
@@ -253,6 +254,7 @@ def _wire(
         predictor,
         segment_store=segments,
         tier_policy=_tier_policy(settings),
+        policy=_scheduling(settings.scheduler),
     )
     closers.callback(engine.close)
     model = served_model(settings, files, loaded)
@@ -444,6 +446,25 @@ def _tier_policy(settings: Settings) -> TierPolicy:
     named = presets(attention.window_size, attention.sparse_topk, attention.summary_weight)
     warm_tokens = kv.warm_size if kv.warm_compress else 0
     return TierPolicy(warm_tokens, named, attention.adaptive_window, attention.debug)
+
+
+def _scheduling(settings: SchedulerSettings) -> SchedulingPolicy:
+    from perilune.engine import deadlines, scheduling
+
+    if settings.policy == "fcfs":
+        return scheduling.FirstComeFirstServed()
+    if settings.policy == "edf":
+        return scheduling.EarliestDeadlineFirst()
+    if settings.policy == "static":
+        return scheduling.StaticPriority(settings.kv_reserve)
+    return deadlines.DeadlinePolicy(
+        deadlines.DeadlineSettings(
+            reserve=settings.kv_reserve,
+            tenant_share=settings.tenant_kv_share,
+            quantum_tokens=settings.fair_tokens,
+            late=settings.late,
+        )
+    )
 
 
 def _limits(settings: Settings) -> Limits:

@@ -192,6 +192,31 @@ class ServerSettings(Block):
     max_queue: int = Field(48, ge=1, description="Requests that may wait; more are refused with 429.")
 
 
+class SchedulerSettings(Block):
+    policy: Literal["deadline", "static", "edf", "fcfs"] = Field(
+        "deadline",
+        description="Who comes first in the engine: deadline (classes, then as many first tokens in time as can "
+        "be, fair between tenants), static (classes only), edf (earliest deadline) or fcfs (order of arrival).",
+    )
+    late: Literal["serve", "refuse"] = Field(
+        "serve",
+        description="Requests that can't meet their deadline any more: serve them after those that can, or refuse "
+        "them with 503 before anything is computed. Policy deadline only.",
+    )
+    kv_reserve: float = Field(
+        0.1, ge=0, lt=1, description="Share of the KV blocks kept for interactive requests (deadline, static)."
+    )
+    tenant_kv_share: float = Field(
+        0.7, gt=0, le=1, description="Share of the KV blocks that one tenant may hold while others are there."
+    )
+    fair_tokens: int = Field(
+        64_000,
+        ge=0,
+        description="Tokens that one tenant may be served more than another while somebody is late (generated "
+        "ones count double).",
+    )
+
+
 class DeadlineSettings(Block):
     interactive_s: float = Field(5.0, gt=0, description="First-answer deadline of interactive questions.")
     document_s: float = Field(30.0, gt=0, description="First-answer deadline of document work.")
@@ -301,6 +326,7 @@ class Settings(Block):
     model_serving: ModelServingSettings = ModelServingSettings()
     server: ServerSettings = ServerSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
     documents: DocumentSettings = DocumentSettings()
     memory: MemorySettings = MemorySettings()
     backends: Annotated[tuple[BackendSettings, ...], BeforeValidator(parse_json)] = Field(

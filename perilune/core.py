@@ -57,6 +57,7 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"  # of a choice whose answer is calls; engines know it not
     CANCELLED = "cancelled"
     ERROR = "error"
+    EXPIRED = "expired"  # its time to live ended before its first token
 
 
 # ---------------------------------------------------------------------------------------------- requests
@@ -380,6 +381,8 @@ class SequenceSpec:
     A spec with `prefill_only` samples nothing and finishes when its prompt is computed (ingest).
     `kv_policy` decides how KV is kept, and belongs to what `salt` was made of; `preset` names how tiered KV is read
     while decoding.
+    `tenant` is whom its service is charged to. Its first token is due `deadline_s` after it is submitted (None: its
+    class's); without one after `ttl_s` it ends as EXPIRED (None: it waits for ever).
     """
 
     seq_id: str
@@ -395,6 +398,9 @@ class SequenceSpec:
     prefill_only: bool = False
     kv_policy: KVPolicy = KVPolicy.FULL
     preset: str = "general"
+    tenant: str = DEFAULT_TENANT
+    deadline_s: float | None = None
+    ttl_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,6 +325,35 @@ def eval_kv(
     verb.run(ctx.obj.settings(model__path=model), tuple(texts or ()), options)
 
 
+@app.command()
+def simulate(
+    ctx: typer.Context,
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Mooncake, Azure or own request logs.")],
+    machine: Annotated[
+        str, typer.Option(help="What is simulated: a100-8b, or a file of fitted constants.")
+    ] = "a100-8b",
+    policy: Annotated[list[str] | None, typer.Option(help="Only this policy; again for more. None: all.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Parts of the trace to play, each drawn by a seed.")] = 5,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Length of a part.")] = 5.0,
+    scale: Annotated[float, typer.Option(min=0.01, help="Arrivals so many times as fast.")] = 1.0,
+    p0: Annotated[float, typer.Option(min=0.01, help="Seconds to interactive requests' first tokens.")] = 3.0,
+    p1: Annotated[float, typer.Option(min=0.01, help="And to those of prompts over 8K tokens.")] = 30.0,
+    batch_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share that becomes batch work, where the trace has none.")
+    ] = 0.0,
+    tenants: Annotated[int, typer.Option(min=1, help="Spread requests over so many tenants.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Compare scheduling policies on a trace. Everything it prints is simulated."""
+    from perilune.cli import simulate as verb
+
+    policies = policy or ["fcfs", "edf", "static", "deadline", "deadline-refuse"]
+    verb.run(
+        traces,
+        verb.Options(machine, policies, seeds, minutes, scale, p0, p1, batch_share, tenants, as_json),
+    )
+
+
 @keys_app.command("create")
 def keys_create(
     ctx: typer.Context,

@@ -77,10 +77,14 @@ class Holdings:
     def block_shortage(self, sequence: EngineSequence, held: Held, ahead: Sequence[EngineSequence]) -> int:
         """Blocks that are missing for the whole prompt beside what those `ahead` still need; zero or less when
         there are enough."""
-        missing = self._need(sequence, sequence.target + sequence.samples) - len(held.blocks)
+        missing = self.needed_blocks(sequence) - len(held.blocks)
         idle = sum(self._pool.references(block) == 0 for block in held.blocks)
         promised = sum(max(0, self._need(s, s.target) - s.held_blocks) for s in ahead)
         return missing + idle + promised - self._pool.available
+
+    def needed_blocks(self, sequence: EngineSequence) -> int:
+        """Most blocks that it holds at once on its way to its first token."""
+        return self._need(sequence, sequence.target + sequence.samples)
 
     def slot_shortage(self, sequence: EngineSequence, held: Held, ahead: Sequence[EngineSequence]) -> int:
         """The same of slots for closed segments."""

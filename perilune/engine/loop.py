@@ -31,6 +31,7 @@ from perilune.engine.health import EngineHealth
 from perilune.engine.observe import EngineObserver, NullObserver
 from perilune.engine.policy import EngineLimits
 from perilune.engine.pressure import KVUse, Pressure
+from perilune.engine.scheduling import SchedulingPolicy
 from perilune.engine.sequence import Emit, EngineSequence
 from perilune.engine.stepper import Stepper, TierPolicy
 from perilune.errors import ContextTooLong, InternalError, InvalidRequest, InvalidStateError, Overloaded
@@ -57,6 +58,7 @@ class EngineLoop:
         clock: Callable[[], float] = time.monotonic,
         segment_store: KVStore | None = None,
         tier_policy: TierPolicy | None = None,
+        policy: SchedulingPolicy | None = None,
     ) -> None:
         self._clock = clock
         self._limits = limits
@@ -77,6 +79,7 @@ class EngineLoop:
             observer=observer or NullObserver(),
             segment_store=segment_store,
             tier_policy=tier_policy,
+            policy=policy,
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._flag = CancelFlag(self._left)

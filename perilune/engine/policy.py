@@ -1,16 +1,12 @@
-"""Who comes first, and how much one step takes: pure rules, shared with the simulator.
+"""How much one step takes: bounds and the size of prompt chunks, shared with the simulator.
 
-Knows classes, arrival and measured rates. Knows nothing of blocks or threads.
-
-Order (spec E2, E3): by class, then by the time a sequence would have ended had it run alone since its arrival.
-So short questions pass long prompts, and nobody starves: a sequence's own figure is fixed, while later
-arrivals' grow.
+Knows measured rates. Knows nothing of blocks, order (`scheduling`) or threads.
 
 Step size (spec E1, E6), the rule: a step takes as many prompt tokens as fit `guard_s` (150 ms) while somebody
 decodes, several sequences prefill or only batch work runs, else `solo_s` (800 ms: fewer, longer steps cost a lone
-prompt less overhead). So a stream stutters by at most
-the one, and a new question waits for at most the other. Cancelling one's own step doesn't depend on it: the runtime
-polls its flag inside a step.
+prompt less overhead). So a stream stutters by at most the one, and a new question waits for at most the other.
+Cancelling one's own step doesn't depend on it: the runtime polls its flag inside a step. Idle-only work runs beside
+others only for `idle_s` a step, and only where no prompt of theirs is waiting; 0, the default, lets it wait.
 """
 
 from __future__ import annotations
@@ -19,8 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from perilune.core import BLOCK_TOKENS, ServiceClass
-from perilune.engine.sequence import EngineSequence
+from perilune.core import BLOCK_TOKENS
 
 _LEAST_S = 1e-7  # seconds a token, of a step too short to measure
 
@@ -41,23 +36,9 @@ class EngineLimits:
     queue: int = 48
     guard_s: float = 0.15
     solo_s: float = 0.8
+    idle_s: float = 0.0
     load_floor_s: float = 1.0  # a load may take this long even where computing would be faster
     save_share: float = 0.25  # of the pool that may be held by unfinished saves
-
-
-def rank(sequence: EngineSequence) -> tuple[int, float, int]:
-    """Sort key of service: lowest first."""
-    return (sequence.service_class, sequence.priority_s, sequence.serial)
-
-
-def sacrifice(sequence: EngineSequence) -> tuple[int, int]:
-    """Sort key of preemption: highest first. Lowest class, then youngest."""
-    return (sequence.service_class, sequence.serial)
-
-
-def is_batch(sequence: EngineSequence) -> bool:
-    """Idle priority: runs only while nothing else is there."""
-    return sequence.service_class == ServiceClass.P2_BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +92,12 @@ class ChunkController:
             position = end
         return seconds
 
-    def budget(self, decoding: int, prefilling: Sequence[EngineSequence]) -> ChunkBudget:
-        """What the next step's prompt chunks may take."""
+    def budget(self, decoding: int, prefilling: int) -> ChunkBudget:
+        """What the next step's prompt chunks may take, with so many sequences to decode and to prefill; idle-only
+        ones don't count."""
         if decoding:
             return ChunkBudget(max(0.0, self._limits.guard_s - self._decode_s), 1, solo=False)
-        if sum(not is_batch(sequence) for sequence in prefilling) != 1:
+        if prefilling != 1:
             return ChunkBudget(self._limits.guard_s, 1, solo=False)
         return ChunkBudget(self._limits.solo_s, SOLO_BLOCKS, solo=True)
 

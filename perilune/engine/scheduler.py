@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 
 from perilune.core import (
     BLOCK_TOKENS,
@@ -29,9 +30,10 @@ from perilune.core import (
 )
 from perilune.engine.block_pool import BlockPool
 from perilune.engine.holdings import Holdings
-from perilune.engine.policy import ChunkController, EngineLimits, is_batch, rank, sacrifice
+from perilune.engine.policy import ChunkBudget, ChunkController, EngineLimits
 from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.residency import LoadJob, Residency
+from perilune.engine.scheduling import SchedulingPolicy
 from perilune.engine.segments import Held
 from perilune.engine.sequence import EngineSequence, SequenceState
 from perilune.errors import PeriluneError
@@ -57,6 +59,7 @@ class Scheduler:
         residency: Residency,
         holdings: Holdings,
         controller: ChunkController,
+        policy: SchedulingPolicy,
         limits: EngineLimits,
         capacity: Callable[[SequenceSpec], int],
         send: Callable[[EngineSequence, EngineEvent], None],
@@ -68,6 +71,7 @@ class Scheduler:
         self._residency = residency
         self._holdings = holdings
         self._controller = controller
+        self._policy = policy
         self._limits = limits
         self._capacity = capacity
         self._send = send
@@ -104,10 +108,13 @@ class Scheduler:
         return EngineStats(len(self._running), len(self._waiting), queued, self._pool.available, self._pool.total)
 
     def next_deadline_s(self) -> float | None:
-        """When to ask for a step again, though nothing arrived: records are to be made, or a load is given up."""
+        """When to ask for a step again, though nothing arrived: records are to be made, a load is given up, or
+        somebody expires."""
         if self._next_to_close() is not None:
             return self._now
-        return min((job.deadline_s for job in self._loads.values()), default=None)
+        due = [job.deadline_s for job in self._loads.values()]
+        due += [s.end_s for s in self._waiting if s.end_s < inf]
+        return min(due, default=None)
 
     # ------------------------------------------------------------------------------- arrivals and ends
 
@@ -118,8 +125,8 @@ class Scheduler:
         with self.blame(sequence):
             cached = self._holdings.cached_tokens(sequence)
             sequence.expected_tokens = sequence.target - cached
-            work_s = self._controller.predict_s(cached, sequence.expected_tokens)
-            sequence.priority_s = sequence.arrival_s + work_s
+            sequence.work_s = self._controller.predict_s(cached, sequence.expected_tokens)
+        self._policy.queued(sequence)
 
     def cancel(self, seq_id: str) -> None:
         """End a sequence in any state. What it computed stays cached and is saved."""
@@ -152,6 +159,7 @@ class Scheduler:
         (self._waiting if sequence.state is SequenceState.WAITING else self._running).remove(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.seq_id]
+        self._policy.left(sequence)
         self._ended(sequence)
         self._send(sequence, EngineFinished(sequence.seq_id, reason, error))
 
@@ -167,23 +175,40 @@ class Scheduler:
         """The next step, or None when nothing can run before something arrives or completes."""
         self._now = now
         self._expire_loads()
+        self._expire()
         self._admit()
         active = [s for s in self._running if s.state is SequenceState.RUNNING]
-        if any(not is_batch(s) for s in self._sequences.values()):
-            active = [s for s in active if not is_batch(s)]
+        if self._limits.idle_s <= 0 and self._busy():
+            active = [s for s in active if not self._policy.idle_only(s)]
         slices: dict[str, SequenceSlice] = {}
-        for sequence in sorted(active, key=sacrifice):
+        for sequence in sorted(active, key=self._policy.sacrifice):
             if sequence.decodes and sequence.state is SequenceState.RUNNING:
                 self._plan_slice(sequence, 1, slices)
-        self._plan_chunks([s for s in active if not s.decodes], slices)
+        prompts = [s for s in active if not s.decodes]
+        urgent = [s for s in prompts if not self._policy.idle_only(s)]
+        budget = self._controller.budget(len(slices), len(urgent))
+        if not urgent and prompts and slices and self._busy():
+            budget = replace(budget, seconds=min(budget.seconds, self._limits.idle_s))
+        self._plan_chunks(urgent or prompts, budget, slices)
         return StepPlan(tuple(slices.values())) if slices else None
 
-    def _plan_chunks(self, sequences: list[EngineSequence], slices: dict[str, SequenceSlice]) -> None:
+    def _busy(self) -> bool:
+        """Somebody is here whom idle-only work must not keep waiting."""
+        return any(not self._policy.idle_only(s) for s in self._sequences.values())
+
+    def _expire(self) -> None:
+        """End whose time passed before its first token."""
+        for sequence in [s for s in self._sequences.values() if s.end_s <= self._now and not s.generated_tokens]:
+            self._telemetry.count("engine_expired_total", service_class=sequence.service_class.name)
+            self.finish(sequence, FinishReason.EXPIRED)
+
+    def _plan_chunks(
+        self, sequences: list[EngineSequence], budget: ChunkBudget, slices: dict[str, SequenceSlice]
+    ) -> None:
         if self._residency.saving_share > self._limits.save_share:  # an ingest waits for its disk
-            sequences = [s for s in sequences if not (is_batch(s) and s.owner)]
+            sequences = [s for s in sequences if not (self._policy.idle_only(s) and s.owner)]
         decoding = len(slices)
-        budget = self._controller.budget(decoding, sequences)
-        for sequence in sorted(sequences, key=rank):
+        for sequence in self._policy.ordered(sequences, self._now):
             if not self._catch_up(sequence):
                 continue
             tokens = self._limits.chunk_tokens + decoding - sum(len(s.token_ids) for s in slices.values())
@@ -242,11 +267,11 @@ class Scheduler:
                 if s.state is SequenceState.RUNNING  # a load gives its blocks back later
                 and s.block_table
                 and s.seq_id not in slices
-                and sacrifice(s) > sacrifice(sequence)
+                and self._policy.sacrifice(s) > self._policy.sacrifice(sequence)
             ]
             if not victims:
                 return False
-            self._preempt(max(victims, key=sacrifice))
+            self._preempt(max(victims, key=self._policy.sacrifice))
         return True
 
     def _preempt(self, sequence: EngineSequence) -> None:
@@ -260,11 +285,14 @@ class Scheduler:
     # -------------------------------------------------------------------------------------- admission
 
     def _admit(self) -> None:
-        """Take waiting sequences in, in order. One that has to wait for room holds all behind it back."""
-        for sequence in sorted(self._waiting, key=rank):
-            if is_batch(sequence) and not self._batch_may_start(sequence):
+        """Take waiting sequences in, in order. One that has to wait for room holds all behind it back; one that
+        waits for its own quota doesn't."""
+        if not self._waiting:
+            return
+        for sequence in self._policy.ordered(self._waiting, self._now):
+            if self._policy.idle_only(sequence) and not self._batch_may_start(sequence):
                 continue
-            if self._follows(sequence):
+            if self._follows(sequence) or not self._in_quota(sequence):
                 continue
             started = True
             with self.blame(sequence):
@@ -276,8 +304,10 @@ class Scheduler:
                 return
 
     def _batch_may_start(self, sequence: EngineSequence) -> bool:
-        """Only when nothing interactive is there, and one ingest at a time: two would only evict each other."""
-        if any(not is_batch(s) for s in self._sequences.values()):
+        """Only when nobody else is there or (`EngineLimits.idle_s`) waits for a prompt, and one ingest at a time:
+        two would only evict each other."""
+        others = (s for s in self._sequences.values() if not self._policy.idle_only(s))
+        if any(self._limits.idle_s <= 0 or not s.decodes for s in others):
             return False
         return not (sequence.spec.prefill_only and any(s.spec.prefill_only for s in self._running))
 
@@ -286,20 +316,29 @@ class Scheduler:
         hashes = sequence.reusable
         index = self._holdings.matched_blocks(sequence)
         return index < len(hashes) and any(
-            leader.service_class <= sequence.service_class
+            self._policy.band(leader) <= self._policy.band(sequence)
             and not leader.forgotten
             and leader.computed // BLOCK_TOKENS <= index < leader.shared_blocks
             and leader.hashes[index] == hashes[index]
             for leader in self._running
         )
 
+    def _in_quota(self, sequence: EngineSequence) -> bool:
+        """What it will hold is what its policy leaves it. An empty engine takes anybody, so nothing waits for
+        ever."""
+        if not self._running:
+            return True
+        quota = self._policy.quota(sequence, self._running, self._pool.total)
+        return self._holdings.needed_blocks(sequence) <= quota
+
     def _make_room(self, sequence: EngineSequence, held: Held) -> bool:
         """A place in the batch, and blocks for the whole prompt beside what the running ones still need."""
-        lower = [s for s in self._running if s.service_class > sequence.service_class]
+        band = self._policy.band
+        lower = [s for s in self._running if band(s) > band(sequence)]
         blocks, slots = self._shortages(sequence, held)
         if blocks > sum(s.held_blocks for s in lower) or slots > sum(len(s.segments) for s in lower):
             return False
-        lower.sort(key=sacrifice)
+        lower.sort(key=self._policy.sacrifice)
         while blocks > 0 or slots > 0 or len(self._running) >= self._limits.batch:
             if not lower:
                 return False
@@ -309,7 +348,8 @@ class Scheduler:
 
     def _shortages(self, sequence: EngineSequence, held: Held) -> tuple[int, int]:
         """Blocks and slots that are missing for its whole prompt."""
-        ahead = [s for s in self._running if s.service_class <= sequence.service_class]
+        band = self._policy.band
+        ahead = [s for s in self._running if band(s) <= band(sequence)]
         holdings = self._holdings
         return holdings.block_shortage(sequence, held, ahead), holdings.slot_shortage(sequence, held, ahead)
 
@@ -414,9 +454,9 @@ class Scheduler:
 
     def _next_to_close(self) -> EngineSequence | None:
         closing = [s for s in self._running if s.state is SequenceState.CLOSING]
-        if any(not is_batch(s) for s in self._sequences.values()):
-            closing = [s for s in closing if not is_batch(s)]
-        return min(closing, key=rank, default=None)
+        if self._limits.idle_s <= 0 and self._busy():
+            closing = [s for s in closing if not self._policy.idle_only(s)]
+        return next(iter(self._policy.ordered(closing, self._now)), None)
 
     def _take_jump(self, sequence: EngineSequence, job: LoadJob) -> None:
         """A jump has ended: go on where it leads; where bytes were lost, from RAM and by another jump."""
@@ -459,6 +499,8 @@ class Scheduler:
                 sequence.attention = replace(sequence.attention, window_tokens=window)
         decoded = sequence.decodes
         sequence.computed = piece.end
+        sequence.started = True
+        self._policy.served(sequence, 0 if decoded else len(piece.token_ids), int(piece.sample))
         self._holdings.share(sequence)
         if sequence.tiered:
             self._holdings.tiers.advance(sequence)

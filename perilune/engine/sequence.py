@@ -45,9 +45,14 @@ class EngineSequence:
     hashes: list[BlockHash]
     serial: int
     arrival_s: float
-    priority_s: float = 0.0  # set by the policy when the sequence is queued
+    work_s: float = 0.0  # predicted prefill of `expected_tokens`
+    due_s: float = float("inf")  # when its first token is due; set by the policy, as is `late`
+    late: bool = False  # it can't be in time any more
+    started: bool = False  # something was computed for it
+    end_s: float = field(init=False)  # when it ends if it has no token by then
     state: SequenceState = SequenceState.WAITING
     tokens: list[int] = field(default_factory=list)
+    prompt_tokens: int = field(init=False)
     computed: int = 0
     block_table: list[int] = field(default_factory=list)
     owner: str | None = None  # who the prompt's blocks are saved for; None once forgotten
@@ -73,6 +78,8 @@ class EngineSequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.spec.token_ids)
+        self.prompt_tokens = len(self.tokens)
+        self.end_s = self.expiry_s
         self.owner = self.spec.persist_owner
 
     @property
@@ -92,10 +99,6 @@ class EngineSequence:
         return self.spec.service_class
 
     @property
-    def prompt_tokens(self) -> int:
-        return len(self.spec.token_ids)
-
-    @property
     def generated_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
 
@@ -109,6 +112,17 @@ class EngineSequence:
         """Leading blocks that may go to disk."""
         limit = self.spec.persist_tokens
         return self.shared_blocks if limit is None else min(self.shared_blocks, limit // BLOCK_TOKENS)
+
+    @property
+    def expiry_s(self) -> float:
+        """When its time to live ends."""
+        return float("inf") if self.spec.ttl_s is None else self.arrival_s + self.spec.ttl_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Predicted prefill that is left."""
+        done = self.expected_tokens - self.remaining
+        return self.work_s * (1 - max(0, done) / self.expected_tokens) if self.expected_tokens else 0.0
 
     @property
     def samples(self) -> bool:
@@ -131,7 +145,8 @@ class EngineSequence:
     @property
     def decodes(self) -> bool:
         """The next step is a decode step."""
-        return self.generated_tokens > 0 and self.remaining == 1
+        tokens = len(self.tokens)
+        return tokens > self.prompt_tokens and tokens - self.computed == 1
 
     @property
     def reusable(self) -> list[BlockHash]:

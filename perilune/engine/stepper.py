@@ -26,6 +26,7 @@ from perilune.core import (
 from perilune.engine.answer_lengths import AnswerLengths
 from perilune.engine.attention_debug import AttentionDebug
 from perilune.engine.block_pool import BlockPool
+from perilune.engine.deadlines import DeadlinePolicy
 from perilune.engine.health import EngineHealth
 from perilune.engine.holdings import Holdings
 from perilune.engine.hot_zone import HotZone
@@ -36,6 +37,7 @@ from perilune.engine.prefix_cache import PrefixCache
 from perilune.engine.pressure import EVERY_S, Counts, KVUse, Pressure, PressureGauge
 from perilune.engine.residency import Post, Residency, Worker
 from perilune.engine.scheduler import Scheduler, safe_message
+from perilune.engine.scheduling import SchedulingPolicy
 from perilune.engine.segments import Segments
 from perilune.engine.sequence import EngineSequence
 from perilune.engine.tier_moves import TierMoves
@@ -84,6 +86,7 @@ class Stepper:
         segment_store: KVStore | None = None,
         tier_policy: TierPolicy | None = None,
         free_bytes: Callable[[], int] = free_memory_bytes,
+        policy: SchedulingPolicy | None = None,
     ) -> None:
         self._runtime = runtime
         self._clock = clock
@@ -123,6 +126,7 @@ class Stepper:
             self._residency,
             holdings,
             self._controller,
+            policy or DeadlinePolicy(),
             limits,
             self.capacity,
             self._send,

@@ -68,6 +68,13 @@ ANSWER_RESERVE_TOKENS = 256
 """Window kept for the answer when a context is judged to fit (less if `max_tokens` is less). A larger `max_tokens`
 is clipped to what the prompt leaves."""
 
+QUANTILE = {
+    ServiceClass.P0_INTERACTIVE: 0.99,
+    ServiceClass.P1_DOCUMENT: 0.90,
+    ServiceClass.P2_BATCH: 0.90,
+}
+"""In which share of cases a plan has to be in time."""
+
 WHOLE_CITATIONS = 3
 """Passages quoted beside an answer that read the whole document."""
 
@@ -315,6 +322,7 @@ class Answer:
             queued=0,
             rates=self._parts.predictor.rates,
             reserve_s=self._parts.limits.reserve_s,
+            quantile=QUANTILE[self._request.service_class],
         )
 
     def _facts(self, material: Material, bare: Prompt, conversation: Conversation) -> Facts:
@@ -380,6 +388,8 @@ class Answer:
             persist_tokens=persist if owner else None,
             kv_policy=parts.kv_of(request.tenant),
             preset=preset,
+            tenant=request.tenant,
+            deadline_s=max(0.0, self._deadline_s - (parts.clock() - request.arrival_s)),
         )
 
     async def _run(

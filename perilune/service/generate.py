@@ -102,6 +102,7 @@ class Generation:
         """Raises `Overloaded` when the engine refuses or time runs out, `InternalError` when the engine fails."""
         yield StageStarted("queued")
         with self._backend.session() as session:
+            began_s = self._clock()
             expected_s, uncached = self._expected()
             self._submit(session, 0)
             while session.running:
@@ -109,19 +110,21 @@ class Generation:
                 for item in self._translate(session, event):
                     if isinstance(item, TextDelta) and item.text and self._state.ttft_s is None:
                         self._state.ttft_s = self._clock() - self._request.arrival_s
-                        self._predictor.observe_ttft(expected_s, self._state.ttft_s, uncached)
+                        measured_s = self._clock() - began_s
+                        self._predictor.observe_ttft(expected_s, measured_s, uncached)
                     yield item
                 if all(choice.finished for choice in self._state.choices.values()):
                     break
 
     def _expected(self) -> tuple[float, int]:
-        """(TTFT, uncached tokens) of exactly this prompt, as late as possible: what the predictor is judged by."""
+        """(TTFT from now on, uncached tokens) of exactly this prompt, as late as possible: what the predictor is
+        judged by."""
         spec = self._spec
         cached = self._backend.cached(spec.token_ids, spec.salt)
         queued = self._backend.stats().queued_prefill_tokens
         uncached = max(0, len(spec.token_ids) - cached.total)
         ttft = self._predictor.rates.ttft_s(uncached, cached.total, cached.disk, queued)
-        return self._clock() - self._request.arrival_s + ttft, uncached
+        return ttft, uncached
 
     async def _next(self, session: Session) -> EngineProgress | EngineToken | EngineFinished:
         left = self._request.arrival_s + self._timeout_s - self._clock()
@@ -194,6 +197,11 @@ class Generation:
     def _finished(self, session: Session, choice: _Choice, event: EngineFinished) -> Iterator[Event]:
         if event.reason is FinishReason.ERROR:
             raise InternalError(event.error or "The engine failed.", hint="Try again; the server's log says more.")
+        if event.reason is FinishReason.EXPIRED:
+            raise Overloaded(
+                "The answer can't begin before its deadline, so nothing was computed for it.",
+                hint="Allow more time, send less, or try again when fewer requests are waiting.",
+            )
         if event.reason is FinishReason.CANCELLED:
             raise Overloaded("The engine is shutting down.", hint="Try again in a few seconds.")
         if not self._state.answering:

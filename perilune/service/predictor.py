@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from perilune.engine.observe import LoadObservation, StepObservation
+from perilune.service.calibration import Calibration
 from perilune.service.rates import Rates
 from perilune.telemetry import Telemetry
 
@@ -95,6 +96,7 @@ class Predictor:
         self._measured = stored is not None
         self._rates = stored or start or Rates()
         self._prior = self._rates
+        self._p90, self._p99 = Calibration(0.90, self._rates.p90), Calibration(0.99, self._rates.p99)
         self._fit = _Fit()
         self._sample = _Sample()
 
@@ -158,7 +160,8 @@ class Predictor:
             self._rates = replace(self._rates, decode_s=old + _SMOOTH * (seconds - old))
 
     def observe_ttft(self, predicted_s: float, measured_s: float, uncached: int) -> None:
-        """A request's first token came; the error becomes a metric and the planner's margin.
+        """A request's first token came so long after it was submitted; the error becomes a metric, and the factors
+        of quantiles, the planner's margin, follow it.
 
         Where hardly anything was computed, the difference is what every request pays: the overhead follows it.
         """
@@ -169,8 +172,13 @@ class Predictor:
             if uncached <= _SHORT_TOKENS:
                 overhead_s = min(max(0.0, overhead_s + _SMOOTH * (measured_s - predicted_s)), _MAX_OVERHEAD_S)
             margin = min(0.5, old.error + _SMOOTH * (min(error, 1.0) - old.error))
-            self._rates = replace(old, error=margin, overhead_s=overhead_s)
+            ratio = measured_s / max(predicted_s, 1e-6)
+            held = self._p90.observe(ratio)
+            self._p99.observe(ratio)
+            p90, p99 = self._p90.factor, self._p99.factor
+            self._rates = replace(old, error=margin, overhead_s=overhead_s, p90=p90, p99=max(p90, p99))
         self._telemetry.observe("ttft_prediction_error_ratio", error)
+        self._telemetry.count("ttft_predictions_total", held="yes" if held else "no")
 
     def save(self) -> None:
         """Write the rates where the next process finds them. Losing them costs a guess, so no fsync."""

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 class Rates:
     """Speeds in seconds per token (`a`, `b`, load), and what every request pays once.
 
-    `error` is the mean relative error of past predictions; a plan meets a deadline only with that much room.
+    `error` is the mean relative error of past predictions. `p90` and `p99` are the factors by which predictions
+    have to be stretched to hold in 90 and 99 % of cases (`calibration`); a plan meets a deadline only with that
+    much room.
     """
 
     prefill_s_per_token: float = 2e-3
@@ -27,6 +29,14 @@ class Rates:
     decode_s: float = 0.03
     overhead_s: float = 0.03
     error: float = 0.1
+    p90: float = 1.15
+    p99: float = 1.4
+
+    def factor(self, share: float) -> float:
+        """By what a prediction is stretched to hold in at least this share of cases: as it is, 90 % or 99 %."""
+        if share <= 0.5:
+            return 1.0
+        return self.p90 if share <= 0.9 else self.p99
 
     def prefill_s(self, tokens: int, start: int = 0) -> float:
         """Seconds to compute `tokens` after `start` tokens of context."""

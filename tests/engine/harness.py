@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from perilune.core import (
+    DEFAULT_TENANT,
     EngineEvent,
     EngineFinished,
     EngineProgress,
@@ -22,6 +23,7 @@ from perilune.core import (
 )
 from perilune.engine.observe import LoadObservation, StepObservation
 from perilune.engine.policy import EngineLimits
+from perilune.engine.scheduling import SchedulingPolicy
 from perilune.engine.sequence import EngineSequence
 from perilune.engine.stepper import Stepper, TierPolicy
 from perilune.kernels.tiers import AttentionPolicy
@@ -54,6 +56,9 @@ def spec(
     salt: bytes = SALT,
     stop: frozenset[int] = frozenset(),
     kv_policy: KVPolicy = KVPolicy.FULL,
+    tenant: str = DEFAULT_TENANT,
+    deadline_s: float | None = None,
+    ttl_s: float | None = None,
 ) -> SequenceSpec:
     return SequenceSpec(
         seq_id,
@@ -68,6 +73,9 @@ def spec(
         persist,
         ingest,
         kv_policy,
+        tenant=tenant,
+        deadline_s=deadline_s,
+        ttl_s=ttl_s,
     )
 
 
@@ -169,6 +177,7 @@ class Bench:
         tiers: FakeTiers | None = None,
         segment_store: KVStore | None = None,
         warm_tokens: int = 1 << 20,
+        policy: SchedulingPolicy | None = None,
         **limits: float,
     ) -> None:
         self.now = 0.0
@@ -193,6 +202,7 @@ class Bench:
             observer=self.watcher,
             segment_store=segment_store,
             tier_policy=TierPolicy(warm_tokens, {"general": AttentionPolicy(window_tokens=FAKE_WINDOW)}),
+            policy=policy,
         )
         self._serial = 0
 
@@ -220,9 +230,11 @@ class Bench:
     def run(self, steps: int = 2000) -> None:
         """Until nothing is left to do, I/O included."""
         for _ in range(steps):
-            waits = self.step() is None and self.stepper.next_deadline_s() is None
-            if waits and not self.loader.calls and not self.saver.calls:
-                break
+            if self.step() is None and not self.loader.calls and not self.saver.calls:
+                due_s = self.stepper.next_deadline_s()
+                if due_s is None:
+                    break
+                self.now = max(self.now, due_s)
             self.loader.run()
             self.saver.run()
         assert self.stepper.stats().running == self.stepper.stats().waiting == 0

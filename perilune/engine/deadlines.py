@@ -1,0 +1,233 @@
+"""Our scheduling policy: as many first tokens in time as can be, fairly between tenants (spec E2 to E5).
+
+Knows classes, deadlines, predicted work and token service. Knows nothing of blocks but counts, and no clock.
+
+By class; inside a class, in this order:
+
+    aged       late for longer than `patience` deadlines; at most `aged_share` of the class's work, so nobody
+    starves in time    can still be in time; tenants that are ahead of others (`fairness`) behind those that are not
+    late       can't be in time any more, oldest first
+
+Who can be in time: a tenant's requests are taken by deadline, and while one would end too late the longest taken so
+far is given up (Moore and Hodgson's rule, which loses the fewest). When a request would end is the work of its
+tenant up to it, and as much of every other tenant's as theirs comes to by then under fair shares; all of it
+stretched by what the class has been seen to take longer than alone. So nothing is computed in front of others for a
+deadline that is lost, and who is late is told at once. Among those in time the short ones go first (by arrival plus
+own work, a figure that is fixed while later arrivals' grow) as long as that makes nobody late, else the one due
+first.
+
+Ageing moves a sequence inside its class only. Idle-only work (P2) waits for everybody else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from perilune.core import ServiceClass
+from perilune.engine.fairness import TokenService
+from perilune.engine.scheduling import due_s, held_by_others, reserved_quota
+from perilune.engine.sequence import EngineSequence
+
+REVIEW_S = 0.1
+"""How old a judgement on who can be in time may become."""
+
+FREE_QUANTA = 8
+"""Quanta that a tenant may be ahead while everybody can be in time all the same."""
+
+_MEMORY_S = 30.0  # over which stretch is averaged
+_PRIOR_S = 2.0  # seconds of running undisturbed that it starts from
+_MOST_STRETCH = 5.0
+_CREDIT_S = 1.0  # most that may be saved up for aged ones
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineSettings:
+    """`reserve`: of the blocks, kept for P0. `tenant_share`: of the blocks, for one tenant while others are there.
+    `quantum_tokens`: how far tenants may be apart while somebody is late. `margin`: of a deadline, kept free.
+    `patience`: deadlines after which a late request ages. `calm`: of a deadline; short ones go first only as long
+    as it leaves everybody so much. `late`: what becomes of requests that can't be in time: "serve" or "refuse"."""
+
+    reserve: float = 0.1
+    tenant_share: float = 0.7
+    quantum_tokens: float = 64_000.0
+    margin: float = 0.05
+    patience: float = 10.0
+    aged_share: float = 0.2
+    calm: float = 0.3
+    late: str = "serve"
+
+
+@dataclass(slots=True)
+class _Band:
+    """What is known of one class. Seconds of both averages fade alike."""
+
+    busy_s: float = _PRIOR_S  # while it had something to compute
+    done_s: float = _PRIOR_S  # of predicted work that was computed in that time
+    credit_s: float = 0.0
+    urgent: bool = False  # in time only if whoever is due first goes first
+    contended: bool = False  # somebody who could be in time alone can't be
+
+    @property
+    def stretch(self) -> float:
+        return min(_MOST_STRETCH, max(1.0, self.busy_s / self.done_s))
+
+
+class DeadlinePolicy:
+    """Implements `scheduling.SchedulingPolicy`."""
+
+    def __init__(self, settings: DeadlineSettings | None = None) -> None:
+        self._settings = settings or DeadlineSettings()
+        self.service = TokenService(self._settings.quantum_tokens / 2)
+        self._bands = {service_class.value: _Band() for service_class in ServiceClass}
+        self._unanswered: dict[str, EngineSequence] = {}  # whose first token, or whole prompt, isn't there yet
+        self._tenants: Counter[str] = Counter()  # sequences of each
+        self._now = 0.0
+        self._reviewed_s = float("-inf")
+        self._stale = False
+
+    @property
+    def _refuses(self) -> bool:
+        return self._settings.late == "refuse"
+
+    # ------------------------------------------------------------------------------- what happens
+
+    def queued(self, sequence: EngineSequence) -> None:
+        sequence.due_s = due_s(sequence)
+        self._unanswered[sequence.seq_id] = sequence
+        self._tenants[sequence.spec.tenant] += 1
+        self.service.enter(self.band(sequence), sequence.spec.tenant)
+        self._stale = True  # nothing is computed for it before it is judged
+        if self._refuses:
+            sequence.end_s = min(sequence.end_s, sequence.due_s)
+
+    def served(self, sequence: EngineSequence, prompt_tokens: int, new_tokens: int) -> None:
+        self.service.charge(self.band(sequence), sequence.spec.tenant, prompt_tokens, new_tokens)
+        sequence.end_s = sequence.expiry_s  # it is taken on: it may be late
+        if prompt_tokens and sequence.expected_tokens:
+            work_s = sequence.work_s * prompt_tokens / sequence.expected_tokens
+            band = self._bands[self.band(sequence)]
+            band.done_s += work_s
+            earned_s = -work_s if self._old(sequence) else self._settings.aged_share * work_s
+            band.credit_s = min(_CREDIT_S, band.credit_s + earned_s)
+        if sequence.generated_tokens or sequence.remaining == 0:
+            self._answered(sequence)
+
+    def left(self, sequence: EngineSequence) -> None:
+        self._answered(sequence)
+        self._tenants[sequence.spec.tenant] -= 1
+        self._tenants += Counter()  # drops those at zero
+
+    def _answered(self, sequence: EngineSequence) -> None:
+        if self._unanswered.pop(sequence.seq_id, None) is not None:
+            self.service.leave(self.band(sequence), sequence.spec.tenant)
+
+    # ----------------------------------------------------------------------------------- decisions
+
+    def band(self, sequence: EngineSequence) -> int:
+        return sequence.service_class
+
+    def idle_only(self, sequence: EngineSequence) -> bool:
+        return sequence.service_class == ServiceClass.P2_BATCH
+
+    def sacrifice(self, sequence: EngineSequence) -> tuple[int, int]:
+        return sequence.service_class, sequence.serial
+
+    def ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
+        if self._stale or now - self._reviewed_s >= REVIEW_S:
+            self._review(now)
+        ahead = {number: self._ahead(number) for number in self._bands}
+        if self._refuses:
+            sequences = (s for s in sequences if s.started or not s.late)
+        return sorted(sequences, key=lambda s: self._key(s, ahead[self.band(s)]))
+
+    def _key(self, sequence: EngineSequence, ahead: set[str]) -> tuple[int, int, bool, float, int]:
+        band, alone_s = self._bands[self.band(sequence)], _alone_s(sequence)
+        if sequence.late:
+            place = 0 if self._old(sequence) and band.credit_s > 0 else 2
+            return self.band(sequence), place, False, alone_s, sequence.serial
+        first_s = sequence.due_s if band.urgent else alone_s
+        return self.band(sequence), 1, sequence.spec.tenant in ahead, first_s, sequence.serial
+
+    def _ahead(self, number: int) -> set[str]:
+        quantum = self._settings.quantum_tokens
+        return self.service.ahead(number, quantum / 2 if self._bands[number].contended else FREE_QUANTA * quantum)
+
+    def _old(self, sequence: EngineSequence) -> bool:
+        patience_s = self._settings.patience * (sequence.due_s - sequence.arrival_s)
+        return sequence.late and self._now - sequence.arrival_s > patience_s
+
+    def quota(self, sequence: EngineSequence, running: Sequence[EngineSequence], total_blocks: int) -> int:
+        quota = reserved_quota(sequence, running, total_blocks, self._settings.reserve)
+        if len(self._tenants) < 2:
+            return quota
+        held = held_by_others(sequence, (s for s in running if s.spec.tenant == sequence.spec.tenant))
+        return min(quota, int(total_blocks * self._settings.tenant_share) - held) if held else quota
+
+    # -------------------------------------------------------------------------- who can be in time
+
+    def _review(self, now: float) -> None:
+        """Judge everybody again."""
+        passed_s = now - self._reviewed_s if math.isfinite(self._reviewed_s) else 0.0
+        self._reviewed_s, self._now, self._stale = now, now, False
+        waiting: dict[int, list[EngineSequence]] = {band: [] for band in self._bands}
+        for sequence in self._unanswered.values():
+            waiting[self.band(sequence)].append(sequence)
+        before_s = now
+        for number, band in self._bands.items():
+            fade = math.exp(-passed_s / _MEMORY_S)
+            band.busy_s = _PRIOR_S + fade * (band.busy_s - _PRIOR_S) + (passed_s if waiting[number] else 0.0)
+            band.done_s = _PRIOR_S + fade * (band.done_s - _PRIOR_S)
+            before_s = self._review_band(number, waiting[number], now, before_s)
+
+    def _review_band(self, number: int, sequences: list[EngineSequence], now: float, before_s: float) -> float:
+        """Returns when a next class would begin."""
+        band = self._bands[number]
+        possible: list[EngineSequence] = []
+        for sequence in sorted(sequences, key=lambda s: (s.due_s, s.serial)):
+            sequence.late = True
+            if now + sequence.remaining_s < self._last_s(sequence):
+                possible.append(sequence)
+        everybody, _ = self._in_time(possible, band.stretch, before_s)
+        band.contended = len(everybody) < len(possible)
+        ahead = self._ahead(number)
+        first = [s for s in possible if s.spec.tenant not in ahead]
+        then = [s for s in possible if s.spec.tenant in ahead]
+        end_s, band.urgent = before_s, False
+        for group in (first, then):
+            kept, kept_s = self._in_time(group, band.stretch, end_s)
+            for sequence in sorted(kept, key=_alone_s):
+                sequence.late = False
+                end_s += sequence.remaining_s * band.stretch
+                slack_s = self._settings.calm * (sequence.due_s - sequence.arrival_s)
+                band.urgent |= end_s > sequence.due_s - slack_s
+            end_s = kept_s
+        return end_s
+
+    def _in_time(
+        self, sequences: Sequence[EngineSequence], stretch: float, end_s: float
+    ) -> tuple[list[EngineSequence], float]:
+        """Of sequences in the order of deadlines, those to be in time, and when they end."""
+        taken: list[tuple[float, int, EngineSequence]] = []  # a heap, the longest first
+        for sequence in sequences:
+            # What is computed already speaks for a sequence: else it would be for nothing.
+            saved_s = 2 * sequence.remaining_s - sequence.work_s
+            heapq.heappush(taken, (-saved_s, sequence.serial, sequence))
+            end_s += sequence.remaining_s * stretch
+            if end_s > self._last_s(sequence):
+                end_s -= heapq.heappop(taken)[2].remaining_s * stretch
+        return [sequence for _, _, sequence in taken], end_s
+
+    def _last_s(self, sequence: EngineSequence) -> float:
+        """When its prompt should be computed."""
+        if math.isinf(sequence.due_s):
+            return sequence.due_s
+        return sequence.due_s - self._settings.margin * (sequence.due_s - sequence.arrival_s)
+
+
+def _alone_s(sequence: EngineSequence) -> float:
+    """When it would have its first token had it been alone since it came."""
+    return sequence.arrival_s + sequence.work_s

@@ -1,0 +1,69 @@
+"""Token service of each tenant, and who has had too much of it (spec E5; VTC, Sheng et al., OSDI 2024).
+
+Knows tenants, bands and counts. Knows nothing of deadlines or blocks.
+
+A tenant's counter in a band grows with the prompt tokens computed and the tokens generated for it. Between two
+tenants that both have work waiting, counters differ by at most the limit that the policy asks for and what the
+running batch still adds; with a limit of up to max(w_in·L_in, w_out·M), for prompts of up to L_in tokens and M
+tokens in the batch, service stays within the bound of VTC, 2·max(w_in·L_in, w_out·M). A tenant that comes back
+starts `credit_tokens` below the least counter of those with work, or where it was: what it did not use is saved up
+only so far.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+"""What a prompt token and a generated one count."""
+
+
+class TokenService:
+    """Counters of every band; see above."""
+
+    def __init__(self, credit_tokens: float) -> None:
+        self._credit = credit_tokens
+        self._served: dict[tuple[int, str], float] = {}
+        self._work: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self._level: dict[int, float] = {}  # what a band's last tenant had been served when it left
+
+    def enter(self, band: int, tenant: str) -> None:
+        """One more request of a tenant waits for its prompt to be computed."""
+        if not self._work[band][tenant]:
+            least = self.least(band) - self._credit
+            self._served[band, tenant] = max(self._served.get((band, tenant), 0.0), least)
+        self._work[band][tenant] += 1
+
+    def leave(self, band: int, tenant: str) -> None:
+        """One request fewer: computed, or gone."""
+        work = self._work[band]
+        work[tenant] -= 1
+        if not work[tenant]:
+            del work[tenant]
+            if not work:
+                self._level[band] = self._served[band, tenant]
+
+    def charge(self, band: int, tenant: str, prompt_tokens: int, new_tokens: int) -> None:
+        key = band, tenant
+        added = INPUT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * new_tokens
+        self._served[key] = self._served.get(key, 0.0) + added
+
+    def served(self, band: int, tenant: str) -> float:
+        """Weighted tokens, from where the tenant was lifted to."""
+        return self._served.get((band, tenant), 0.0)
+
+    def least(self, band: int) -> float:
+        """Of the tenants with work, the counter of the one that was served least."""
+        return min((self._served[band, t] for t in self._work[band]), default=self._level.get(band, 0.0))
+
+    def ahead(self, band: int, limit_tokens: float) -> set[str]:
+        """Tenants with work that were served so much more than another one with work that they have to wait."""
+        if len(self._work[band]) < 2:
+            return set()
+        most = self.least(band) + limit_tokens
+        return {tenant for tenant in self._work[band] if self._served[band, tenant] > most}
+
+    def spread(self, band: int) -> float:
+        """How far the counters of tenants with work are apart."""
+        served = [self._served[band, tenant] for tenant in self._work[band]]
+        return max(served) - min(served) if served else 0.0

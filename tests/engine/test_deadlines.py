@@ -1,0 +1,215 @@
+"""Our policy: who can be in time, who is given up, ageing, fair shares."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perilune.core import BLOCK_TOKENS, FinishReason, ServiceClass
+from perilune.engine.compare import POLICIES, figures
+from perilune.engine.deadlines import DeadlinePolicy, DeadlineSettings
+from perilune.engine.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT, TokenService
+from perilune.engine.policy import EngineLimits
+from perilune.engine.sequence import EngineSequence
+from perilune.engine.simulator import Machine, Simulation
+from perilune.engine.step_cost import LinearCost
+from perilune.engine.traces import TraceRequest
+from tests.engine.harness import Listener, spec, text
+
+P0, P1, P2 = ServiceClass.P0_INTERACTIVE, ServiceClass.P1_DOCUMENT, ServiceClass.P2_BATCH
+COST = LinearCost(0.002, 0.0001, 0.0, 0.001, 0.0)
+"""10,000 prompt tokens a second."""
+MACHINE = Machine("test", COST, 2000, 32_000, EngineLimits(batch=16, queue=10_000, guard_s=0.1, solo_s=0.2))
+
+
+def waiting(
+    policy: DeadlinePolicy,
+    serial: int,
+    work_s: float,
+    deadline_s: float,
+    *,
+    arrival_s: float = 0.0,
+    tenant: str = "ann",
+    service_class: ServiceClass = P1,
+) -> EngineSequence:
+    wanted = spec(f"s{serial}", text(serial, 64), deadline_s=deadline_s, tenant=tenant, service_class=service_class)
+    made = EngineSequence(wanted, Listener(), [], serial, arrival_s)
+    made.expected_tokens, made.work_s = 64, work_s
+    policy.queued(made)
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.5, 20)), min_size=1, max_size=6))
+def test_as_many_are_in_time_as_can_be(jobs: list[tuple[float, float]]) -> None:
+    policy = DeadlinePolicy(DeadlineSettings(margin=0.0))
+    made = [waiting(policy, serial, *job) for serial, job in enumerate(jobs)]
+    policy.ordered(made, 0.0)
+    kept = [s for s in made if not s.late]
+    assert feasible([(s.work_s, s.due_s) for s in kept])
+    assert len(kept) == max(
+        size for size in range(len(jobs) + 1) for some in combinations(jobs, size) if feasible(some)
+    )
+
+
+def feasible(jobs: object) -> bool:
+    end_s = 0.0
+    for work_s, due_s in sorted(jobs, key=lambda job: job[1]):  # type: ignore[call-overload]
+        end_s += work_s
+        if end_s > due_s - 1e-9:
+            return False
+    return True
+
+
+def test_who_is_in_time_goes_before_who_is_late_and_classes_before_all() -> None:
+    policy = DeadlinePolicy()
+    lost = waiting(policy, 1, 50.0, 30.0)
+    document = waiting(policy, 2, 5.0, 30.0, arrival_s=0.5)
+    chat = waiting(policy, 3, 4.0, 3.0, arrival_s=0.9, service_class=P0)
+    batch = waiting(policy, 4, 0.1, 30.0, service_class=P2)
+    assert policy.ordered([batch, lost, document, chat], 1.0) == [chat, document, lost, batch]
+    assert chat.late
+    assert lost.late
+    assert not document.late
+
+
+def test_short_ones_go_first_until_somebody_would_be_late() -> None:
+    policy = DeadlinePolicy()
+    long, short = waiting(policy, 1, 10.0, 30.0), waiting(policy, 2, 1.0, 31.0, arrival_s=1.0)
+    assert policy.ordered([long, short], 1.0) == [short, long]
+    policy = DeadlinePolicy()
+    long, short = waiting(policy, 1, 26.0, 30.0), waiting(policy, 2, 1.0, 31.0, arrival_s=1.0)
+    assert policy.ordered([long, short], 1.0) == [long, short]
+
+
+@given(st.floats(0, 1e6), st.sampled_from([P1, P2]))
+def test_ageing_never_inverts_classes(now: float, lower: ServiceClass) -> None:
+    policy = DeadlinePolicy(DeadlineSettings(patience=1.0))
+    old = waiting(policy, 1, 1.0, 1.0, service_class=lower)
+    young = waiting(policy, 2, 100.0, 1.0, arrival_s=now, service_class=P0)
+    assert policy.ordered([old, young], now)[0] is young
+
+
+def overload(seconds: float, share_of_long: float = 0.2) -> list[TraceRequest]:
+    """P1 of twice what the machine can do, one in five long."""
+    chance, now_s, made = random.Random(7), 0.0, []
+    while now_s < seconds:
+        now_s += chance.expovariate(3.5)
+        tokens = 20_000 if chance.random() < share_of_long else 2_000
+        made.append(TraceRequest(now_s, tokens, 4, P1, f"t{chance.randrange(3)}", 10.0))
+    return made
+
+
+def test_nobody_starves_under_lasting_overload() -> None:
+    """Who is late comes to an end as long as others keep coming, and most are in time all the same."""
+    policy = DeadlinePolicy(DeadlineSettings(patience=3.0))
+    outcomes = Simulation(MACHINE, policy).run(overload(240.0), 240.0)
+    old = [o for o in outcomes if o.request.arrival_s < 20.0]
+    assert all(o.done for o in old)
+    fixed = Simulation(MACHINE, POLICIES["fcfs"]()).run(overload(240.0), 240.0)
+    assert figures(outcomes, p1_s=10.0)["p1_in_time"] > 0.6 > 0.2 > figures(fixed, p1_s=10.0)["p1_in_time"]
+
+
+def test_without_ageing_somebody_would_starve() -> None:
+    policy = DeadlinePolicy(DeadlineSettings(patience=1e9))
+    outcomes = Simulation(MACHINE, policy).run(overload(240.0), 240.0)
+    assert not all(o.done for o in outcomes if o.request.arrival_s < 20.0)
+
+
+def test_what_cannot_be_in_time_is_refused_before_it_costs_anything() -> None:
+    policy = POLICIES["deadline-refuse"]()
+    outcomes = Simulation(MACHINE, policy).run(overload(60.0))
+    refused = [o for o in outcomes if o.reason is FinishReason.EXPIRED]
+    assert refused
+    assert all(o.spent_tokens == 0 and o.end_s is not None for o in refused)
+    assert all(o.end_s - o.request.arrival_s < 10.6 for o in refused if o.end_s is not None)
+    found = figures(outcomes, p1_s=10.0)
+    served = figures(Simulation(MACHINE, DeadlinePolicy()).run(overload(60.0)), p1_s=10.0)
+    assert found["missed_tokens"] < 0.10 < served["missed_tokens"]
+
+
+def test_a_lone_request_that_must_be_late_is_served_where_late_ones_are() -> None:
+    request = TraceRequest(0.0, 20_000, 4, P0, "ann", 0.5)
+    assert Simulation(MACHINE, DeadlinePolicy()).run([request])[0].done
+    refused = Simulation(MACHINE, POLICIES["deadline-refuse"]()).run([request])[0]
+    assert refused.reason is FinishReason.EXPIRED
+
+
+# --------------------------------------------------------------------------------------------- fair shares
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    tenants=st.integers(2, 4),
+    policy=st.sampled_from(["deadline", "deadline-refuse"]),
+)
+def test_service_of_backlogged_tenants_stays_within_the_bound(seed: int, tenants: int, policy: str) -> None:
+    gap, bound = backlog(seed, tenants, policy)
+    assert gap <= bound
+
+
+def test_fcfs_breaks_the_bound() -> None:
+    gap, bound = backlog(1, 2, "fcfs")
+    assert gap > bound
+
+
+def backlog(seed: int, tenants: int, policy: str) -> tuple[float, float]:
+    """Everybody has hundreds of requests waiting, the first tenant ten times as many, and first. Returns the
+    greatest difference of service at any time, and VTC's bound."""
+    chance = random.Random(seed)
+    blocks, longest = 200, 3_000
+    machine = Machine("fair", COST, blocks, 4_000, EngineLimits(batch=8, queue=10_000, guard_s=0.1, solo_s=0.2))
+    requests = [
+        TraceRequest(
+            0.0 if tenant == 0 else 0.01,
+            chance.randrange(50, longest),
+            chance.randrange(1, 60),
+            P1,
+            f"t{tenant}",
+            3600.0,
+        )
+        for tenant in range(tenants)
+        for _ in range(300 if tenant == 0 else 60)
+    ]
+    requests.sort(key=lambda r: r.arrival_s)
+    simulation = Simulation(machine, POLICIES[policy]())
+    outcomes = simulation.run(requests, end_s=8.0 * tenants)
+    assert any(o.end_s is None for o in outcomes), "everybody still has work"
+    served = dict.fromkeys((f"t{tenant}" for tenant in range(tenants)), 0.0)
+    for outcome in outcomes:
+        served[outcome.request.tenant] += INPUT_WEIGHT * min(outcome.spent_tokens, outcome.request.prompt_tokens)
+        served[outcome.request.tenant] += OUTPUT_WEIGHT * max(
+            0, outcome.spent_tokens - outcome.request.prompt_tokens
+        )
+    bound = 2 * max(INPUT_WEIGHT * longest, OUTPUT_WEIGHT * blocks * BLOCK_TOKENS)
+    return max(served.values()) - min(served.values()), bound
+
+
+def test_what_a_tenant_did_not_use_is_saved_up_only_so_far() -> None:
+    service = TokenService(credit_tokens=100.0)
+    service.enter(1, "busy")
+    service.charge(1, "busy", 5_000, 0)
+    service.enter(1, "back")
+    assert service.served(1, "back") == 4_900
+    assert service.ahead(1, 50.0) == {"busy"}
+    service.leave(1, "back")
+    service.leave(1, "busy")
+    service.enter(1, "new")
+    assert service.served(1, "new") == 4_900
+
+
+@pytest.mark.parametrize("share", [0.4, 0.9])
+def test_a_flood_costs_the_others_little(share: float) -> None:
+    chance = random.Random(3)
+    quiet = [TraceRequest(2.0 * n, 3_000, 4, P1, f"q{n % 3}", 10.0) for n in range(60)]
+    more = round(len(quiet) * share / (1 - share))
+    flood = [TraceRequest(chance.uniform(0, 120), 9_000, 4, P1, "flood", 10.0) for _ in range(more)]
+    mixed = sorted([*quiet, *flood], key=lambda r: r.arrival_s)
+    outcomes = Simulation(MACHINE, DeadlinePolicy()).run(mixed)
+    theirs = [o for o in outcomes if o.request.tenant != "flood"]
+    assert sum(o.within(10.0) for o in theirs) >= 0.99 * len(theirs)
