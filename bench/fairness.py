@@ -120,7 +120,9 @@ def measure(seeds: Sequence[int], seconds: float, drawn: Lengths, result: Result
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options("A tenant that floods, simulated.", argv, rounds=len(SEEDS))
     seeds = SEEDS[:1] if options.quick else SEEDS[: options.rounds]
-    result = Result("fairness", {}, {**describe(), "simulated": MACHINE.name}, [], quick=options.quick)
+    result = Result(
+        "fairness", {}, {**describe(), "simulated": MACHINE.name, "foreign_share": 0.0}, [], quick=options.quick
+    )
     result.notes.append(f"SIMULATED: {MACHINE.name}, seeds {seeds}")
     measure(seeds, QUICK_SECONDS if options.quick else SECONDS, lengths(), result)
     finish(result, BARS, options)

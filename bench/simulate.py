@@ -151,7 +151,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(options: Options, drawn: Lengths) -> Result:
-    result = Result("simulate", {}, {**describe(), "simulated": MACHINE.name}, [], quick=options.quick)
+    result = Result(
+        "simulate", {}, {**describe(), "simulated": MACHINE.name, "foreign_share": 0.0}, [], quick=options.quick
+    )
     result.notes.append(
         f"SIMULATED: {MACHINE.name}, 1.0 x = {NOMINAL} requests/s, reserve {RESERVE}, seeds {SEEDS}"
     )

@@ -461,7 +461,7 @@ def _scheduling(settings: SchedulerSettings) -> SchedulingPolicy:
         deadlines.DeadlineSettings(
             reserve=settings.kv_reserve,
             tenant_share=settings.tenant_kv_share,
-            quantum_tokens=settings.fair_tokens,
+            lead=settings.tenant_lead,
             late=settings.late,
         )
     )

@@ -209,11 +209,10 @@ class SchedulerSettings(Block):
     tenant_kv_share: float = Field(
         0.7, gt=0, le=1, description="Share of the KV blocks that one tenant may hold while others are there."
     )
-    fair_tokens: int = Field(
-        64_000,
-        ge=0,
-        description="Tokens that one tenant may be served more than another while somebody is late (generated "
-        "ones count double).",
+    tenant_lead: float = Field(
+        1.0,
+        gt=0,
+        description="Longest prompts that one tenant may be served more than another while somebody is late.",
     )
 
 

@@ -464,6 +464,12 @@ class EngineStats:
     queued_prefill_tokens: int  # uncomputed prompt tokens of running and waiting sequences ahead of a P0
     free_blocks: int
     total_blocks: int
+    queued_document_tokens: int = 0  # and those of P1, ahead of another one
+
+    def queued_tokens(self, service_class: ServiceClass) -> int:
+        """What is ahead of a new request of a class. For P2, who waits for everybody, what is known of it."""
+        first = service_class is ServiceClass.P0_INTERACTIVE
+        return self.queued_prefill_tokens + (0 if first else self.queued_document_tokens)
 
 
 # ------------------------------------------------------------------------------- plans, reports, service events
@@ -479,7 +485,8 @@ class Degradation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one request is answered. `context_tokens` is what the prompt may hold; `fidelity` is in [0, 1]."""
+    """How one request is answered. `context_tokens` is what the prompt may hold; `fidelity` is in [0, 1].
+    `bound_ttft_s` is the TTFT that holds in the share of cases that its class asks for (C2)."""
 
     kind: PlanKind
     deadline_s: float
@@ -488,6 +495,7 @@ class Plan:
     context_tokens: int
     uncached_tokens: int
     degradations: tuple[Degradation, ...] = ()
+    bound_ttft_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from perilune.api import errors
 from perilune.api.auth import Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
+from perilune.api.estimate import Estimates
 from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.kv import KV
@@ -89,6 +90,7 @@ def create_app(
         Route("/v1/responses", creating, methods=["POST"]),
         Route("/v1/responses/{response_id}", kept.item, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/input_items", kept.input_items),
+        Route("/v1/estimate", Estimates(service, settings).estimate, methods=["POST"]),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/files", files.collection, methods=["GET", "POST"]),

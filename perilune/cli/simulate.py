@@ -105,7 +105,7 @@ def machine_named(name: str) -> Machine:
     """A known one, or one that `python -m bench.simulator` fitted and wrote to a file."""
     if name in MACHINES:
         return MACHINES[name]
-    hint = f"Use one of {', '.join(MACHINES)}, or a file of fitted constants (docs/simulator.md)."
+    hint = f"Use one of {', '.join(MACHINES)}, or a file of fitted constants (docs/scheduling.md)."
     try:
         kept = json.loads(Path(name).read_text(encoding="utf-8"))
         cost, limits = LinearCost(**kept["cost"]), EngineLimits(**kept["limits"])

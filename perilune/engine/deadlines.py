@@ -4,17 +4,16 @@ Knows classes, deadlines, predicted work and token service. Knows nothing of blo
 
 By class; inside a class, in this order:
 
-    aged       late for longer than `patience` deadlines; at most `aged_share` of the class's work, so nobody
+    aged       late for more than `patience` deadlines; gets at most `aged_share` of the class's work: nobody
     starves in time    can still be in time; tenants that are ahead of others (`fairness`) behind those that are not
-    late       can't be in time any more, oldest first
+    late       can't be in time any more; the oldest first
 
-Who can be in time: a tenant's requests are taken by deadline, and while one would end too late the longest taken so
-far is given up (Moore and Hodgson's rule, which loses the fewest). When a request would end is the work of its
-tenant up to it, and as much of every other tenant's as theirs comes to by then under fair shares; all of it
+Who can be in time: requests are taken by deadline, and while one would end too late the longest taken so far is
+given up (Moore and Hodgson's rule, which loses the fewest); what is computed already counts for a request. Work is
 stretched by what the class has been seen to take longer than alone. So nothing is computed in front of others for a
-deadline that is lost, and who is late is told at once. Among those in time the short ones go first (by arrival plus
-own work, a figure that is fixed while later arrivals' grow) as long as that makes nobody late, else the one due
-first.
+deadline that is lost, and who is late is known before it costs anything. Among those in time the short ones go
+first (by arrival plus own work, a figure that is fixed while later arrivals' grow) as long as everybody keeps
+`calm`; else whoever is due first.
 
 Ageing moves a sequence inside its class only. Idle-only work (P2) waits for everybody else.
 """
@@ -35,26 +34,24 @@ from perilune.engine.sequence import EngineSequence
 REVIEW_S = 0.1
 """How old a judgement on who can be in time may become."""
 
-FREE_QUANTA = 8
-"""Quanta that a tenant may be ahead while everybody can be in time all the same."""
-
 _MEMORY_S = 30.0  # over which stretch is averaged
 _PRIOR_S = 2.0  # seconds of running undisturbed that it starts from
 _MOST_STRETCH = 5.0
-_CREDIT_S = 1.0  # most that may be saved up for aged ones
+_CREDIT_S = 1.0  # most that may be saved up for aged ones, or owed
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineSettings:
     """`reserve`: of the blocks, kept for P0. `tenant_share`: of the blocks, for one tenant while others are there.
-    `quantum_tokens`: how far tenants may be apart while somebody is late. `margin`: of a deadline, kept free.
-    `patience`: deadlines after which a late request ages. `calm`: of a deadline; short ones go first only as long
-    as it leaves everybody so much. `late`: what becomes of requests that can't be in time: "serve" or "refuse"."""
+    `lead`: longest prompts that a tenant may be served more than another while somebody is late; twice that
+    otherwise. `margin`: of a deadline, kept free by what isn't begun. `patience`: deadlines after which a late
+    request ages. `calm`: of a deadline; short ones go first only as long as it leaves everybody so much. `late`:
+    what becomes of requests that can't be in time: "serve" or "refuse"."""
 
     reserve: float = 0.1
     tenant_share: float = 0.7
-    quantum_tokens: float = 64_000.0
-    margin: float = 0.05
+    lead: float = 1.0
+    margin: float = 0.1
     patience: float = 10.0
     aged_share: float = 0.2
     calm: float = 0.3
@@ -81,7 +78,7 @@ class DeadlinePolicy:
 
     def __init__(self, settings: DeadlineSettings | None = None) -> None:
         self._settings = settings or DeadlineSettings()
-        self.service = TokenService(self._settings.quantum_tokens / 2)
+        self.service = TokenService()
         self._bands = {service_class.value: _Band() for service_class in ServiceClass}
         self._unanswered: dict[str, EngineSequence] = {}  # whose first token, or whole prompt, isn't there yet
         self._tenants: Counter[str] = Counter()  # sequences of each
@@ -99,7 +96,7 @@ class DeadlinePolicy:
         sequence.due_s = due_s(sequence)
         self._unanswered[sequence.seq_id] = sequence
         self._tenants[sequence.spec.tenant] += 1
-        self.service.enter(self.band(sequence), sequence.spec.tenant)
+        self.service.enter(self.band(sequence), sequence.spec.tenant, sequence.prompt_tokens)
         self._stale = True  # nothing is computed for it before it is judged
         if self._refuses:
             sequence.end_s = min(sequence.end_s, sequence.due_s)
@@ -112,7 +109,7 @@ class DeadlinePolicy:
             band = self._bands[self.band(sequence)]
             band.done_s += work_s
             earned_s = -work_s if self._old(sequence) else self._settings.aged_share * work_s
-            band.credit_s = min(_CREDIT_S, band.credit_s + earned_s)
+            band.credit_s = max(-_CREDIT_S, min(_CREDIT_S, band.credit_s + earned_s))
         if sequence.generated_tokens or sequence.remaining == 0:
             self._answered(sequence)
 
@@ -153,8 +150,8 @@ class DeadlinePolicy:
         return self.band(sequence), 1, sequence.spec.tenant in ahead, first_s, sequence.serial
 
     def _ahead(self, number: int) -> set[str]:
-        quantum = self._settings.quantum_tokens
-        return self.service.ahead(number, quantum / 2 if self._bands[number].contended else FREE_QUANTA * quantum)
+        lead = self._settings.lead
+        return self.service.ahead(number, lead if self._bands[number].contended else 2 * lead)
 
     def _old(self, sequence: EngineSequence) -> bool:
         patience_s = self._settings.patience * (sequence.due_s - sequence.arrival_s)
@@ -222,8 +219,8 @@ class DeadlinePolicy:
         return [sequence for _, _, sequence in taken], end_s
 
     def _last_s(self, sequence: EngineSequence) -> float:
-        """When its prompt should be computed."""
-        if math.isinf(sequence.due_s):
+        """When its prompt should be computed. Nothing is begun that may only just be in time."""
+        if sequence.started or math.isinf(sequence.due_s):
             return sequence.due_s
         return sequence.due_s - self._settings.margin * (sequence.due_s - sequence.arrival_s)
 

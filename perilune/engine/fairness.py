@@ -3,11 +3,11 @@
 Knows tenants, bands and counts. Knows nothing of deadlines or blocks.
 
 A tenant's counter in a band grows with the prompt tokens computed and the tokens generated for it. Between two
-tenants that both have work waiting, counters differ by at most the limit that the policy asks for and what the
-running batch still adds; with a limit of up to max(w_in·L_in, w_out·M), for prompts of up to L_in tokens and M
-tokens in the batch, service stays within the bound of VTC, 2·max(w_in·L_in, w_out·M). A tenant that comes back
-starts `credit_tokens` below the least counter of those with work, or where it was: what it did not use is saved up
-only so far.
+tenants that both have work waiting, counters differ by at most the limit that is asked for and what the running
+batch still adds; with a limit of up to max(w_in·L_in, w_out·M), for prompts of up to L_in tokens and M tokens in
+the batch, service stays within the bound of VTC, 2·max(w_in·L_in, w_out·M). A tenant that comes back starts one
+longest prompt below the least counter of those with work, or where it was: what it did not use is saved up only so
+far.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 class TokenService:
     """Counters of every band; see above."""
 
-    def __init__(self, credit_tokens: float) -> None:
-        self._credit = credit_tokens
+    def __init__(self) -> None:
+        self._longest: defaultdict[int, int] = defaultdict(int)  # prompt of each band so far
         self._served: dict[tuple[int, str], float] = {}
         self._work: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._level: dict[int, float] = {}  # what a band's last tenant had been served when it left
 
-    def enter(self, band: int, tenant: str) -> None:
+    def enter(self, band: int, tenant: str, prompt_tokens: int) -> None:
         """One more request of a tenant waits for its prompt to be computed."""
+        self._longest[band] = max(self._longest[band], prompt_tokens)
         if not self._work[band][tenant]:
-            least = self.least(band) - self._credit
+            least = self.least(band) - INPUT_WEIGHT * self._longest[band]
             self._served[band, tenant] = max(self._served.get((band, tenant), 0.0), least)
         self._work[band][tenant] += 1
 
@@ -56,11 +57,11 @@ class TokenService:
         """Of the tenants with work, the counter of the one that was served least."""
         return min((self._served[band, t] for t in self._work[band]), default=self._level.get(band, 0.0))
 
-    def ahead(self, band: int, limit_tokens: float) -> set[str]:
-        """Tenants with work that were served so much more than another one with work that they have to wait."""
+    def ahead(self, band: int, prompts: float) -> set[str]:
+        """Tenants with work that were served `prompts` longest prompts more than another one with work."""
         if len(self._work[band]) < 2:
             return set()
-        most = self.least(band) + limit_tokens
+        most = self.least(band) + prompts * INPUT_WEIGHT * self._longest[band]
         return {tenant for tenant in self._work[band] if self._served[band, tenant] > most}
 
     def spread(self, band: int) -> float:

@@ -176,6 +176,7 @@ class EngineLoop:
         with self._lock:
             arriving = list(self._arriving.values())
             queued = sum(s.target for s in arriving if s.service_class == ServiceClass.P0_INTERACTIVE)
+            documents = sum(s.target for s in arriving if s.service_class == ServiceClass.P1_DOCUMENT)
             now = self._published
             return EngineStats(
                 now.running,
@@ -183,6 +184,7 @@ class EngineLoop:
                 now.queued_prefill_tokens + queued,
                 now.free_blocks,
                 now.total_blocks,
+                now.queued_document_tokens + documents,
             )
 
     @property

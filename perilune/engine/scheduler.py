@@ -102,10 +102,20 @@ class Scheduler:
         return [s for s in self._running if s.state is SequenceState.RUNNING]
 
     def stats(self) -> EngineStats:
-        first = ServiceClass.P0_INTERACTIVE
-        queued = sum(s.expected_tokens for s in self._waiting if s.service_class == first)
-        queued += sum(s.remaining for s in self._running if s.service_class == first and not s.decodes)
-        return EngineStats(len(self._running), len(self._waiting), queued, self._pool.available, self._pool.total)
+        queued = dict.fromkeys(ServiceClass, 0)
+        for sequence in self._sequences.values():
+            if sequence.state is SequenceState.WAITING:
+                queued[sequence.service_class] += sequence.expected_tokens
+            elif not sequence.decodes:
+                queued[sequence.service_class] += sequence.remaining
+        return EngineStats(
+            len(self._running),
+            len(self._waiting),
+            queued[ServiceClass.P0_INTERACTIVE],
+            self._pool.available,
+            self._pool.total,
+            queued[ServiceClass.P1_DOCUMENT],
+        )
 
     def next_deadline_s(self) -> float | None:
         """When to ask for a step again, though nothing arrived: records are to be made, a load is given up, or
@@ -122,11 +132,11 @@ class Scheduler:
         """Queue a new sequence."""
         self._sequences[sequence.seq_id] = sequence
         self._waiting.append(sequence)
+        self._policy.queued(sequence)
         with self.blame(sequence):
             cached = self._holdings.cached_tokens(sequence)
             sequence.expected_tokens = sequence.target - cached
             sequence.work_s = self._controller.predict_s(cached, sequence.expected_tokens)
-        self._policy.queued(sequence)
 
     def cancel(self, seq_id: str) -> None:
         """End a sequence in any state. What it computed stays cached and is saved."""

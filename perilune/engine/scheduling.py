@@ -26,7 +26,8 @@ class SchedulingPolicy(Protocol):
     thread."""
 
     def queued(self, sequence: EngineSequence) -> None:
-        """A new sequence; `expected_tokens` and `work_s` are set. Sets `due_s`; may set `end_s`."""
+        """A new sequence; `expected_tokens` and `work_s` are set before it is asked for an order. Sets `due_s`; may
+        set `end_s`."""
         ...
 
     def served(self, sequence: EngineSequence, prompt_tokens: int, new_tokens: int) -> None:

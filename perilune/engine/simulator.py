@@ -62,6 +62,7 @@ class Outcome:
     all repetitions counted; `told_late`: that it would miss its deadline was known before anything was computed."""
 
     request: TraceRequest
+    planned: TraceRequest  # as it was submitted
     ttft_s: float | None = None
     end_s: float | None = None
     reason: FinishReason | None = None  # None: still there when the simulation ended, or refused
@@ -136,16 +137,27 @@ def undisturbed(now: float, seconds: float) -> float:
     return seconds
 
 
+def unplanned(request: TraceRequest) -> TraceRequest:
+    return request
+
+
+def unwatched(outcome: Outcome) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(slots=True)
 class Simulation:
     """One run. `observer` is told of steps, as the predictor is in the server. `disturb` turns (now, predicted
     seconds) of a step into what it takes, `judge` the work that the engine predicts of a request into what it
-    believes: both for errors and drift."""
+    believes: both for errors and drift. `plan` decides on arrival how a request is submitted, and `first_token` is
+    told of the first token of each."""
 
     machine: Machine
     policy: SchedulingPolicy
     disturb: Callable[[float, float], float] = undisturbed
     judge: Callable[[float], float] = float
+    plan: Callable[[TraceRequest], TraceRequest] = unplanned
+    first_token: Callable[[Outcome], None] = unwatched
     observer: EngineObserver = field(default_factory=NullObserver)
     runtime: SimulatedRuntime = field(init=False)
     stepper: Stepper = field(init=False)
@@ -172,7 +184,7 @@ class Simulation:
     def run(self, requests: Sequence[TraceRequest], end_s: float = float("inf")) -> list[Outcome]:
         """Play requests, in order of arrival, until all have ended or `end_s`. Raises `InternalError` when the
         engine stands still though somebody waits: a deadlock."""
-        outcomes = [Outcome(request) for request in requests]
+        outcomes = [Outcome(request, request) for request in requests]
         flag, runtime, next_one = CancelFlag(), self.runtime, 0
         while runtime.now < end_s:
             while next_one < len(requests) and requests[next_one].arrival_s <= runtime.now:
@@ -195,7 +207,7 @@ class Simulation:
         return outcomes
 
     def _arrive(self, seq_id: str, outcome: Outcome) -> None:
-        request = outcome.request
+        request = outcome.planned = self.plan(outcome.request)
         waiting = sum(not s.admitted and s.service_class == request.service_class for s in self.stepper.sequences)
         room = self.machine.window_tokens - request.new_tokens
         if waiting >= self.machine.limits.queue or request.prompt_tokens > room:
@@ -230,6 +242,7 @@ class Simulation:
     def _event(self, outcome: Outcome, event: EngineEvent) -> None:
         if isinstance(event, EngineToken) and outcome.ttft_s is None:
             outcome.ttft_s = self.runtime.now - outcome.request.arrival_s
+            self.first_token(outcome)
         elif isinstance(event, EngineFinished):
             outcome.end_s, outcome.reason = self.runtime.now, event.reason
             self._sequences.pop(event.seq_id, None)

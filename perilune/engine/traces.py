@@ -3,12 +3,10 @@
 Knows the file formats. Nothing of engines. Formats:
 
     Mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids, one for each 512 tokens: equal ids
-    are
-               prefixes that can be reused (kvcache-ai/Mooncake, FAST25-release/traces)
+               are prefixes that can be reused (kvcache-ai/Mooncake, FAST25-release/traces)
     Azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens (Azure/AzurePublicDataset)
-    ours       JSON lines: arrival_s, prompt_tokens, new_tokens, and maybe service_class (P0, P1, P2), tenant,
-    deadline_s,
-               ttl_s; the fields of `TraceRequest`
+    ours       JSON lines, as the server logs its answers: arrival_s, prompt_tokens, new_tokens, and maybe
+               service_class (P0, P1, P2), tenant, deadline_s, ttl_s, hash_ids; the fields of `TraceRequest`
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequest(
             f"{path} is no trace that is known here: {type(error).__name__}: {error}.",
-            hint="Give a Mooncake (.jsonl) or Azure (.csv) trace or an own log; docs/simulator.md has the fields.",
+            hint="Give a Mooncake (.jsonl) or Azure (.csv) trace or an own log; docs/scheduling.md has the fields.",
         ) from None
     if not requests:
         raise InvalidRequest(f"{path} has no requests.", hint="Name a trace file.")
@@ -83,6 +81,8 @@ def _read_lines(file: Iterator[str]) -> Iterator[TraceRequest]:
     for line in file:
         if line.strip():
             row = json.loads(line)
+            if row.get("message", "answer") != "answer":  # other lines of the server's log
+                continue
             yield _mooncake(row) if "input_length" in row else _own(row)
 
 
@@ -100,6 +100,7 @@ def _own(row: dict[str, Any]) -> TraceRequest:
         tenant=str(row.get("tenant", DEFAULT_TENANT)),
         deadline_s=row.get("deadline_s"),
         ttl_s=row.get("ttl_s"),
+        hash_ids=tuple(int(number) for number in row.get("hash_ids", ())),
     )
 
 

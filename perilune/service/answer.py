@@ -339,7 +339,7 @@ class Answer:
             cached=cached,
             complete=material.complete,
             searched=documents,
-            queued=parts.backend.stats().queued_prefill_tokens,
+            queued=parts.backend.stats().queued_tokens(request.service_class),
         )
 
     # -------------------------------------------------------------------------------------- running

@@ -121,7 +121,7 @@ class Generation:
         judged by."""
         spec = self._spec
         cached = self._backend.cached(spec.token_ids, spec.salt)
-        queued = self._backend.stats().queued_prefill_tokens
+        queued = self._backend.stats().queued_tokens(spec.service_class)
         uncached = max(0, len(spec.token_ids) - cached.total)
         ttft = self._predictor.rates.ttft_s(uncached, cached.total, cached.disk, queued)
         return ttft, uncached

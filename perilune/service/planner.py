@@ -10,7 +10,7 @@ constant until retrieval confidence is calibrated, spec M10.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perilune.core import BLOCK_TOKENS, CachedTokens, ContextPolicy, Degradation, Plan, PlanKind
 from perilune.errors import ContextTooLong
@@ -59,18 +59,23 @@ def choose(facts: Facts) -> Plan:
 
     Raises `ContextTooLong` when the offered context can't be served under the policy.
     """
+    plan = _late_if_late(facts, _chosen(facts))
+    return replace(plan, bound_ttft_s=stretched_s(facts, plan.predicted_ttft_s))
+
+
+def _chosen(facts: Facts) -> Plan:
     if facts.policy is ContextPolicy.FULL or not facts.refinable:
         _require_fit(facts)
-        return _late_if_late(facts, _whole(facts))
+        return _whole(facts)
     if facts.required + facts.answer > facts.window:
         raise too_long(facts.required, facts)
     if facts.fits and (facts.policy is ContextPolicy.AUTO or not facts.searched):
         # (Pinned 'refined' without documents has nothing to retrieve from: all of it is the best selection.)
         whole, refined = _whole(facts), _refined(facts)
         if meets(facts, whole) or whole.predicted_ttft_s <= refined.predicted_ttft_s:
-            return _late_if_late(facts, whole)
-        return _late_if_late(facts, refined)
-    return _late_if_late(facts, _refined(facts))
+            return whole
+        return refined
+    return _refined(facts)
 
 
 def meets(facts: Facts, plan: Plan) -> bool:
@@ -182,12 +187,4 @@ def _late_if_late(facts: Facts, plan: Plan) -> Plan:
         "late",
         f"The answer is expected after {plan.predicted_ttft_s:.1f} s; the deadline is {facts.deadline_s:g} s.",
     )
-    return Plan(
-        kind=plan.kind,
-        deadline_s=plan.deadline_s,
-        predicted_ttft_s=plan.predicted_ttft_s,
-        fidelity=plan.fidelity,
-        context_tokens=plan.context_tokens,
-        uncached_tokens=plan.uncached_tokens,
-        degradations=(*plan.degradations, late),
-    )
+    return replace(plan, degradations=(*plan.degradations, late))

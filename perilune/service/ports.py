@@ -20,6 +20,7 @@ from perilune.core import (
     KeyLimits,
     Page,
     Passage,
+    Plan,
     ProfileFact,
     Request,
     SequenceSpec,
@@ -351,6 +352,11 @@ class ServiceApi(Protocol):
 
     async def count_tokens(self, request: Request) -> int:
         """The prompt's tokens if every document were read whole. Raises as `run` for what can't be composed."""
+        ...
+
+    async def estimate(self, request: Request) -> Plan:
+        """The plan that `run` would choose now, found the same way, and nothing computed. Waits as `run` does for
+        documents that are being read; raises what `run` raises before its plan."""
         ...
 
     async def authenticate(self, key: str | None) -> Caller:

@@ -17,6 +17,7 @@ from perilune.core import (
     Completed,
     Event,
     Plan,
+    Planned,
     Request,
     SamplingParams,
     SequenceSpec,
@@ -127,6 +128,22 @@ class Service:
                     async for event in accounted:
                         for item in stream.translate(event) if stream is not None else (event,):
                             yield item
+
+    async def estimate(self, request: Request) -> Plan:
+        """How a request would be answered here, and how soon; see `ports.ServiceApi.estimate`."""
+        parts = self._parts
+        parts.model.require(request.model)
+        check_sampling(request.sampling, parts.model.vocab_size)
+        if not self._ready:
+            raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
+        if request.tools.offered or any(message.role == "tool" for message in request.messages):
+            request = prepared(request, parts.tool_format)
+        with self._admission.enter():
+            async with aclosing(Answer(parts, request).events()) as events:
+                async for event in events:
+                    if isinstance(event, Planned):
+                        return event.plan
+        raise InternalError("The answer ended without a plan.")
 
     async def _local_first(self, request: Request) -> AsyncGenerator[Event, None]:
         """The local engine's answer; a backend's where that can't be had, or not in time, and one may stand in."""

@@ -52,7 +52,7 @@ from perilune.telemetry import Telemetry
 MODEL = "fake-model"
 WORDS = ("The ", "answer ", "is ", "42", ".")
 CITATION = Citation("file-1", "moon.pdf", 3, 10, 20, "the far side")
-PLAN = Plan(PlanKind.FULL, 5.0, 0.25, 1.0, 96, 64)
+PLAN = Plan(PlanKind.FULL, 5.0, 0.25, 1.0, 96, 64, bound_ttft_s=0.31)
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,11 @@ class FakeService:
 
     async def count_tokens(self, request: Request) -> int:
         return sum(len(message.text.split()) for message in request.messages)
+
+    async def estimate(self, request: Request) -> Plan:
+        if request.model != MODEL:
+            raise ModelNotFound("No such model.", hint="Ask /v1/models.")
+        return PLAN
 
     async def authenticate(self, key: str | None) -> Caller:
         if not self.keys:

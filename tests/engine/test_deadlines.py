@@ -191,15 +191,16 @@ def backlog(seed: int, tenants: int, policy: str) -> tuple[float, float]:
 
 
 def test_what_a_tenant_did_not_use_is_saved_up_only_so_far() -> None:
-    service = TokenService(credit_tokens=100.0)
-    service.enter(1, "busy")
+    service = TokenService()
+    service.enter(1, "busy", 100)
     service.charge(1, "busy", 5_000, 0)
-    service.enter(1, "back")
+    service.enter(1, "back", 40)
     assert service.served(1, "back") == 4_900
-    assert service.ahead(1, 50.0) == {"busy"}
+    assert service.ahead(1, 0.5) == {"busy"}
+    assert not service.ahead(1, 1.0)
     service.leave(1, "back")
     service.leave(1, "busy")
-    service.enter(1, "new")
+    service.enter(1, "new", 40)
     assert service.served(1, "new") == 4_900
 
 

@@ -58,6 +58,12 @@ def test_own_log(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path, OWN)) == [TraceRequest(0.0, 100, 3, ServiceClass.P2_BATCH, "ann", None, 9)]
 
 
+def test_the_servers_log(tmp_path: Path) -> None:
+    """Only its lines about answers."""
+    lines = [{"message": "request", "status": 200}, {"message": "answer", **json.loads(OWN)}]
+    assert len(read_trace(written(tmp_path, "\n".join(json.dumps(line) for line in lines)))) == 1
+
+
 @pytest.mark.parametrize(
     "text",
     [

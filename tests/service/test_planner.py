@@ -164,6 +164,17 @@ def test_a_late_plan_says_so(f: Facts) -> None:
     assert late == (plan.predicted_ttft_s > f.deadline_s)
 
 
+@given(any_facts())
+def test_a_stricter_share_never_calls_more_plans_timely(f: Facts) -> None:
+    try:
+        plan = choose(replace(f, quantile=0.99))
+    except ContextTooLong:
+        return
+    assert plan.bound_ttft_s >= plan.predicted_ttft_s - 1e-9
+    assert meets(replace(f, quantile=0.99), plan) <= meets(replace(f, quantile=0.9), plan)
+    assert meets(replace(f, quantile=0.99), plan) == (plan.bound_ttft_s <= f.deadline_s)
+
+
 @given(rates, st.floats(0, 100))
 def test_tokens_within_is_the_inverse_of_prefill(r: Rates, seconds: float) -> None:
     tokens = r.tokens_within(seconds)

@@ -185,6 +185,25 @@ async def test_deleting_a_file_drops_the_passages_that_were_read_of_it(bench: Be
     assert bench.engine.ram == {}
 
 
+async def test_an_estimate_is_the_plan_and_costs_nothing(bench: Bench) -> None:
+    file_id = await bench.upload(DOCUMENT)
+    before = len(bench.engine.specs)
+    plan = await bench.service.estimate(request("What is the late fee?", files=(file_id,)))
+    assert len(bench.engine.specs) == before
+    events = await bench.ask("What is the late fee?", files=(file_id,))
+    (planned,) = [event for event in events if isinstance(event, Planned)]
+    assert (planned.plan.kind, planned.plan.context_tokens) == (plan.kind, plan.context_tokens)
+    assert plan.bound_ttft_s >= plan.predicted_ttft_s > 0
+
+
+async def test_the_engine_is_told_whose_work_it_is_and_when_it_is_due(bench: Bench) -> None:
+    await bench.ask("Hello", tenant="acme", deadline_s=3.0)
+    spec = bench.engine.specs[-1]
+    assert spec.tenant == "acme"
+    assert spec.deadline_s is not None
+    assert 2.0 < spec.deadline_s <= 3.0
+
+
 async def test_a_refined_prompt_keeps_its_budget() -> None:
     async with running(rates=Rates(1e-3, 0.0, 0.0, 0.01, 0.01, 0.0)) as bench:
         file_id = await bench.upload(BOOK)
