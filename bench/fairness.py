@@ -19,7 +19,7 @@ from statistics import mean
 from bench.loads import P1_S, Lengths, Mix, flooded, lengths, load
 from bench.machine import describe
 from bench.report import Bar, Result, finish, parse_options
-from bench.simulate import DRAIN_S, MACHINE, NOMINAL, QUICK_SECONDS, SECONDS, SEEDS
+from bench.simulate import DRAIN_S, MACHINE, NOMINAL, SECONDS, SEEDS
 from perilune.core import BLOCK_TOKENS, ServiceClass
 from perilune.engine.compare import POLICIES, jain
 from perilune.engine.deadlines import DeadlinePolicy
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "fairness", {}, {**describe(), "simulated": MACHINE.name, "foreign_share": 0.0}, [], quick=options.quick
     )
     result.notes.append(f"SIMULATED: {MACHINE.name}, seeds {seeds}")
-    measure(seeds, QUICK_SECONDS if options.quick else SECONDS, lengths(), result)
+    measure(seeds, SECONDS, lengths(), result)
     finish(result, BARS, options)
 
 

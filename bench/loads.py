@@ -60,7 +60,8 @@ def lengths() -> Lengths:
 
 def load(rate: float, seconds: float, seed: int, mix: Mix, drawn: Lengths) -> list[TraceRequest]:
     """`rate` requests a second for so long: a Poisson process whose rate has bursts."""
-    chance, now_s, made = random.Random(seed), 0.0, []
+    chance, now_s = random.Random(seed), 0.0
+    made: list[TraceRequest] = []
     calm = (_CYCLE_S - mix.burst * _BURST_S) / (_CYCLE_S - _BURST_S)
     while True:
         now_s += chance.expovariate(rate * (mix.burst if now_s % _CYCLE_S < _BURST_S else calm))

@@ -42,6 +42,9 @@ from perilune.runtime.mri import (
 )
 from perilune.telemetry import Telemetry
 
+WARM_UP_TOKENS, WARM_UP_S = 384, 3600.0
+"""A prompt before the first request, and how long before it."""
+
 _T = TypeVar("_T")
 
 
@@ -180,6 +183,16 @@ class Simulation:
             free_bytes=lambda: 1 << 50,
             policy=self.policy,
         )
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """As the server does before its first request: so rates are measured ones from the beginning."""
+        self.runtime.now = -WARM_UP_S
+        spec = SequenceSpec("warm-up", range(WARM_UP_TOKENS), b"", SamplingParams(), 2)
+        self.stepper.add(EngineSequence(spec, lambda event: None, [], 0, self.runtime.now))
+        while (plan := self.stepper.plan(CancelFlag())) is not None:
+            self.stepper.execute(plan, CancelFlag())
+        self.runtime.now = 0.0
 
     def run(self, requests: Sequence[TraceRequest], end_s: float = float("inf")) -> list[Outcome]:
         """Play requests, in order of arrival, until all have ended or `end_s`. Raises `InternalError` when the

@@ -82,7 +82,7 @@ def test_short_ones_go_first_until_somebody_would_be_late() -> None:
     long, short = waiting(policy, 1, 10.0, 30.0), waiting(policy, 2, 1.0, 31.0, arrival_s=1.0)
     assert policy.ordered([long, short], 1.0) == [short, long]
     policy = DeadlinePolicy()
-    long, short = waiting(policy, 1, 26.0, 30.0), waiting(policy, 2, 1.0, 31.0, arrival_s=1.0)
+    long, short = waiting(policy, 1, 24.0, 30.0), waiting(policy, 2, 1.0, 31.0, arrival_s=1.0)
     assert policy.ordered([long, short], 1.0) == [long, short]
 
 
@@ -106,18 +106,18 @@ def overload(seconds: float, share_of_long: float = 0.2) -> list[TraceRequest]:
 
 def test_nobody_starves_under_lasting_overload() -> None:
     """Who is late comes to an end as long as others keep coming, and most are in time all the same."""
-    policy = DeadlinePolicy(DeadlineSettings(patience=3.0))
-    outcomes = Simulation(MACHINE, policy).run(overload(240.0), 240.0)
-    old = [o for o in outcomes if o.request.arrival_s < 20.0]
+    policy = DeadlinePolicy(DeadlineSettings(patience=2.0))
+    outcomes = Simulation(MACHINE, policy).run(overload(120.0), 120.0)
+    old = [o for o in outcomes if o.request.arrival_s < 10.0]
     assert all(o.done for o in old)
-    fixed = Simulation(MACHINE, POLICIES["fcfs"]()).run(overload(240.0), 240.0)
+    fixed = Simulation(MACHINE, POLICIES["fcfs"]()).run(overload(120.0), 120.0)
     assert figures(outcomes, p1_s=10.0)["p1_in_time"] > 0.6 > 0.2 > figures(fixed, p1_s=10.0)["p1_in_time"]
 
 
 def test_without_ageing_somebody_would_starve() -> None:
     policy = DeadlinePolicy(DeadlineSettings(patience=1e9))
-    outcomes = Simulation(MACHINE, policy).run(overload(240.0), 240.0)
-    assert not all(o.done for o in outcomes if o.request.arrival_s < 20.0)
+    outcomes = Simulation(MACHINE, policy).run(overload(120.0), 120.0)
+    assert not all(o.done for o in outcomes if o.request.arrival_s < 10.0)
 
 
 def test_what_cannot_be_in_time_is_refused_before_it_costs_anything() -> None:
@@ -142,52 +142,47 @@ def test_a_lone_request_that_must_be_late_is_served_where_late_ones_are() -> Non
 # --------------------------------------------------------------------------------------------- fair shares
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    tenants=st.integers(2, 4),
+    tenants=st.integers(2, 3),
     policy=st.sampled_from(["deadline", "deadline-refuse"]),
+    deadline_s=st.sampled_from([5.0, 3600.0]),
 )
-def test_service_of_backlogged_tenants_stays_within_the_bound(seed: int, tenants: int, policy: str) -> None:
-    gap, bound = backlog(seed, tenants, policy)
+def test_service_of_backlogged_tenants_stays_within_the_bound(
+    seed: int, tenants: int, policy: str, deadline_s: float
+) -> None:
+    gap, bound = backlog(seed, tenants, policy, deadline_s)
     assert gap <= bound
 
 
 def test_fcfs_breaks_the_bound() -> None:
-    gap, bound = backlog(1, 2, "fcfs")
+    gap, bound = backlog(1, 2, "fcfs", 3600.0)
     assert gap > bound
 
 
-def backlog(seed: int, tenants: int, policy: str) -> tuple[float, float]:
-    """Everybody has hundreds of requests waiting, the first tenant ten times as many, and first. Returns the
-    greatest difference of service at any time, and VTC's bound."""
+def backlog(seed: int, tenants: int, policy: str, deadline_s: float) -> tuple[float, float]:
+    """Everybody always has requests waiting, the first tenant from the start and a hundred of them. Returns the
+    greatest difference of service in the end, and VTC's bound."""
     chance = random.Random(seed)
-    blocks, longest = 200, 3_000
-    machine = Machine("fair", COST, blocks, 4_000, EngineLimits(batch=8, queue=10_000, guard_s=0.1, solo_s=0.2))
-    requests = [
-        TraceRequest(
-            0.0 if tenant == 0 else 0.01,
-            chance.randrange(50, longest),
-            chance.randrange(1, 60),
-            P1,
-            f"t{tenant}",
-            3600.0,
-        )
-        for tenant in range(tenants)
-        for _ in range(300 if tenant == 0 else 60)
-    ]
+    blocks, longest, seconds = 100, 1_500, 2.5 * tenants
+    limits = EngineLimits(batch=4, queue=10_000, guard_s=0.1, solo_s=0.2)
+    requests = []
+    for tenant in range(tenants):
+        for number in range(100):
+            at_s = 0.0 if tenant == 0 else 0.01 + seconds * number / 100
+            size, new = chance.randrange(50, longest), chance.randrange(1, 30)
+            requests.append(TraceRequest(at_s, size, new, P1, f"t{tenant}", deadline_s))
     requests.sort(key=lambda r: r.arrival_s)
-    simulation = Simulation(machine, POLICIES[policy]())
-    outcomes = simulation.run(requests, end_s=8.0 * tenants)
-    assert any(o.end_s is None for o in outcomes), "everybody still has work"
+    outcomes = Simulation(Machine("fair", COST, blocks, 2_000, limits), POLICIES[policy]()).run(requests, seconds)
     served = dict.fromkeys((f"t{tenant}" for tenant in range(tenants)), 0.0)
     for outcome in outcomes:
-        served[outcome.request.tenant] += INPUT_WEIGHT * min(outcome.spent_tokens, outcome.request.prompt_tokens)
-        served[outcome.request.tenant] += OUTPUT_WEIGHT * max(
-            0, outcome.spent_tokens - outcome.request.prompt_tokens
-        )
-    bound = 2 * max(INPUT_WEIGHT * longest, OUTPUT_WEIGHT * blocks * BLOCK_TOKENS)
-    return max(served.values()) - min(served.values()), bound
+        request, spent = outcome.request, outcome.spent_tokens
+        new_tokens = max(0, spent - request.prompt_tokens)
+        served[request.tenant] += INPUT_WEIGHT * (spent - new_tokens) + OUTPUT_WEIGHT * new_tokens
+    return max(served.values()) - min(served.values()), 2 * max(
+        INPUT_WEIGHT * longest, OUTPUT_WEIGHT * blocks * BLOCK_TOKENS
+    )
 
 
 def test_what_a_tenant_did_not_use_is_saved_up_only_so_far() -> None:
@@ -207,9 +202,9 @@ def test_what_a_tenant_did_not_use_is_saved_up_only_so_far() -> None:
 @pytest.mark.parametrize("share", [0.4, 0.9])
 def test_a_flood_costs_the_others_little(share: float) -> None:
     chance = random.Random(3)
-    quiet = [TraceRequest(2.0 * n, 3_000, 4, P1, f"q{n % 3}", 10.0) for n in range(60)]
+    quiet = [TraceRequest(2.0 * n, 3_000, 4, P1, f"q{n % 3}", 10.0) for n in range(30)]
     more = round(len(quiet) * share / (1 - share))
-    flood = [TraceRequest(chance.uniform(0, 120), 9_000, 4, P1, "flood", 10.0) for _ in range(more)]
+    flood = [TraceRequest(chance.uniform(0, 60), 9_000, 4, P1, "flood", 10.0) for _ in range(more)]
     mixed = sorted([*quiet, *flood], key=lambda r: r.arrival_s)
     outcomes = Simulation(MACHINE, DeadlinePolicy()).run(mixed)
     theirs = [o for o in outcomes if o.request.tenant != "flood"]
