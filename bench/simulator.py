@@ -2,12 +2,13 @@
 
     python -m bench.simulator [--quick] [--json FILE] [--record]
 
-The real scheduler, runtime and model (SmolLM2-135M, as `bench.prefill` runs it) serve two loads after each other in
-real time, open loop: lengths of Azure's conversations, prompts up to 1,500 tokens and answers up to 60. Every step
-of the first is recorded and the constants of `engine.step_cost.LinearCost` are fitted to them; the second is held
-out. The simulator then plays the second load, with what the fit left unexplained of the first as noise. `*_error`
-are relative errors of quantiles of time to first token and of whole requests. `--record` keeps the fitted machine
-in `recorded/simulated_machine.json`, which `perilune simulate --machine` takes.
+The real scheduler, runtime and model (SmolLM2-135M, as `bench.prefill` runs it) serve two kinds of load in turn, so
+that a slow minute of the machine hits both, in real time and open loop: lengths of Azure's conversations, prompts
+up to 1,500 tokens and answers up to 60. Every step of the first is recorded and the constants of
+`engine.step_cost.LinearCost` are fitted to them; the second is held out. The simulator then plays the second load,
+with what the fit left unexplained of the first as noise. `*_error` are relative errors of quantiles of time to
+first token and of whole requests. `--record` keeps the fitted machine in `recorded/simulated_machine.json`, which
+`perilune simulate --machine` takes.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ BARS = {
     for what in ("ttft", "total")
     for at, most in (("p50", 0.10), ("p99", 0.20))
 }
-SECONDS, QUICK_SECONDS = 120.0, 12.0
-REQUESTS_PER_S = 0.8
+ROUNDS, QUICK_ROUNDS = 8, 2
+SECONDS = 9.0  # of arrivals, each load and round
+REQUESTS_PER_S = 1.0
 LIMITS = EngineLimits(queue=1000)
 _MOST_PROMPT, _MOST_NEW = 1500, 60
 _KV_BYTES = 512 * 1024**2
@@ -151,33 +153,40 @@ def _total_s(outcome: Outcome) -> float:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options("The simulator's error against the real engine.", argv)
-    seconds = QUICK_SECONDS if options.quick else SECONDS
+    rounds = QUICK_ROUNDS if options.quick else ROUNDS
     before = CpuClock.now([os.getpid()])
     model = load_model(Path(peers.model_gguf()), threads=THREADS, kv_bytes=_KV_BYTES)
+    steps: list[tuple[StepShape, float]] = []
+    real: list[Outcome] = []
     try:
         recorded = Recorded(model.runtime, [])
-        play(recorded, load(4.0, 1))  # warms up
-        recorded.steps.clear()
-        play(recorded, load(seconds, 2))
-        cost, ratios = fitted(recorded.steps)
-        say(f"fitted on {len(recorded.steps)} steps: {cost}")
-        real = play(recorded, load(seconds, 3))
+        play(recorded, load(3.0, 1))  # warms up
+        for number in range(rounds):
+            recorded.steps.clear()
+            play(recorded, load(SECONDS, 2 + 2 * number))
+            steps += recorded.steps
+            real += play(recorded, load(SECONDS, 3 + 2 * number))
+        cost, ratios = fitted(steps)
+        say(f"fitted on {len(steps)} steps: {cost}")
         machine = Machine("fitted", cost, model.runtime.num_blocks, model.runtime.max_context_tokens, LIMITS)
     finally:
         model.close()
     foreign = CpuClock.now([os.getpid()]).foreign_share(before)
-    chance = random.Random(4)
-    simulation = Simulation(machine, DeadlinePolicy(), lambda now_s, step_s: step_s * chance.choice(ratios))
+    simulated = [o for number in range(rounds) for o in simulate(machine, load(SECONDS, 3 + 2 * number), ratios)]
     result = Result("simulator", {}, {**describe(), "foreign_share": round(foreign, 3)}, [], quick=options.quick)
-    result.figures |= {
-        key: round(value, 4) for key, value in errors(real, simulation.run(load(seconds, 3))).items()
-    }
-    result.runs.append({"machine": asdict(machine), "steps": len(recorded.steps), "requests": len(real)})
+    result.figures |= {key: round(value, 4) for key, value in errors(real, simulated).items()}
+    result.runs.append({"machine": asdict(machine), "steps": len(steps), "requests": len(real)})
     if options.record:
         kept = {**asdict(machine), "date": result.date, "fitted_on": describe()}
         path = RECORDED / "simulated_machine.json"
         path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     finish(result, BARS, options)
+
+
+def simulate(machine: Machine, requests: Sequence[TraceRequest], ratios: Sequence[float]) -> list[Outcome]:
+    """With steps as uneven as those that were measured."""
+    chance = random.Random(4)
+    return Simulation(machine, DeadlinePolicy(), lambda now_s, step_s: step_s * chance.choice(ratios)).run(requests)
 
 
 def fitted(steps: Sequence[tuple[StepShape, float]]) -> tuple[LinearCost, list[float]]:

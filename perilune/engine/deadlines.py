@@ -35,6 +35,7 @@ REVIEW_S = 0.1
 """How old a judgement on who can be in time may become."""
 
 _MEMORY_S = 30.0  # over which stretch is averaged
+_BUSY_S = 1.0
 _PRIOR_S = 2.0  # seconds of running undisturbed that it starts from
 _MOST_STRETCH = 5.0
 _CREDIT_S = 1.0  # most that may be saved up for aged ones, or owed
@@ -62,8 +63,9 @@ class DeadlineSettings:
 class _Band:
     """What is known of one class. Seconds of both averages fade alike."""
 
-    busy_s: float = _PRIOR_S  # while it had something to compute
+    busy_s: float = _PRIOR_S  # while it had more than a second's work
     done_s: float = _PRIOR_S  # of predicted work that was computed in that time
+    busy: bool = False
     credit_s: float = 0.0
     urgent: bool = False  # in time only if whoever is due first goes first
     contended: bool = False  # somebody who could be in time alone can't be
@@ -107,7 +109,7 @@ class DeadlinePolicy:
         if prompt_tokens and sequence.expected_tokens:
             work_s = sequence.work_s * prompt_tokens / sequence.expected_tokens
             band = self._bands[self.band(sequence)]
-            band.done_s += work_s
+            band.done_s += work_s if band.busy else 0.0
             earned_s = -work_s if self._old(sequence) else self._settings.aged_share * work_s
             band.credit_s = max(-_CREDIT_S, min(_CREDIT_S, band.credit_s + earned_s))
         if sequence.generated_tokens or sequence.remaining == 0:
@@ -136,22 +138,26 @@ class DeadlinePolicy:
     def ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
         if self._stale or now - self._reviewed_s >= REVIEW_S:
             self._review(now)
-        ahead = {number: self._ahead(number) for number in self._bands}
         if self._refuses:
             sequences = (s for s in sequences if s.started or not s.late)
-        return sorted(sequences, key=lambda s: self._key(s, ahead[self.band(s)]))
+        far = {number: self.service.ahead(number, 2 * self._settings.lead) for number in self._bands}
+        near = {number: self._ahead(number) for number in self._bands}
+        return sorted(sequences, key=lambda s: self._key(s, far[self.band(s)], near[self.band(s)]))
 
-    def _key(self, sequence: EngineSequence, ahead: set[str]) -> tuple[int, int, bool, float, int]:
-        band, alone_s = self._bands[self.band(sequence)], _alone_s(sequence)
+    def _key(
+        self, sequence: EngineSequence, far: set[str], near: set[str]
+    ) -> tuple[int, bool, int, bool, float, int]:
+        number, tenant = self.band(sequence), sequence.spec.tenant
+        band, alone_s = self._bands[number], _alone_s(sequence)
         if sequence.late:
             place = 0 if self._old(sequence) and band.credit_s > 0 else 2
-            return self.band(sequence), place, False, alone_s, sequence.serial
+            return number, tenant in far, place, False, alone_s, sequence.serial
         first_s = sequence.due_s if band.urgent else alone_s
-        return self.band(sequence), 1, sequence.spec.tenant in ahead, first_s, sequence.serial
+        return number, tenant in far, 1, tenant in near, first_s, sequence.serial
 
     def _ahead(self, number: int) -> set[str]:
-        lead = self._settings.lead
-        return self.service.ahead(number, lead if self._bands[number].contended else 2 * lead)
+        """Tenants that wait behind others."""
+        return self.service.ahead(number, self._settings.lead * (1 if self._bands[number].contended else 2))
 
     def _old(self, sequence: EngineSequence) -> bool:
         patience_s = self._settings.patience * (sequence.due_s - sequence.arrival_s)
@@ -176,8 +182,10 @@ class DeadlinePolicy:
         before_s = now
         for number, band in self._bands.items():
             fade = math.exp(-passed_s / _MEMORY_S)
-            band.busy_s = _PRIOR_S + fade * (band.busy_s - _PRIOR_S) + (passed_s if waiting[number] else 0.0)
+            band.busy_s = _PRIOR_S + fade * (band.busy_s - _PRIOR_S) + (passed_s if band.busy else 0.0)
             band.done_s = _PRIOR_S + fade * (band.done_s - _PRIOR_S)
+            # With less to do, waiting for the step that runs would look like work that takes longer.
+            band.busy = sum(s.remaining_s for s in waiting[number]) > _BUSY_S
             before_s = self._review_band(number, waiting[number], now, before_s)
 
     def _review_band(self, number: int, sequences: list[EngineSequence], now: float, before_s: float) -> float:
