@@ -91,6 +91,7 @@ TABLE: tuple[Metric, ...] = (
         (),
         _RATIOS,
     ),
+    Metric("ttft_predictions", "counter", "First tokens by whether the predicted p90 held: yes, no.", ("held",)),
     # Tokens
     Metric("prompt_tokens", "counter", "Prompt tokens of completed answers.", aliases=("vllm:prompt_tokens",)),
     Metric("generation_tokens", "counter", "Tokens generated.", aliases=("vllm:generation_tokens",)),
@@ -121,6 +122,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("engine_step_seconds", "histogram", "One engine step, by kind.", ("kind",), _TOKEN_SECONDS),
     Metric("engine_steps_abandoned", "counter", "Steps stopped because nobody wanted them any more."),
     Metric("engine_steps_failed", "counter", "Steps that failed."),
+    Metric("engine_expired", "counter", "Sequences that ended before their first token: late.", ("service_class",)),
     Metric(
         "engine_cancel_seconds",
         "histogram",
