@@ -136,7 +136,7 @@ class DeadlinePolicy:
         return sequence.service_class, sequence.serial
 
     def ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
-        if self._stale or now - self._reviewed_s >= REVIEW_S:
+        if self._stale or abs(now - self._reviewed_s) >= REVIEW_S:
             self._review(now)
         if self._refuses:
             sequences = (s for s in sequences if s.started or not s.late)

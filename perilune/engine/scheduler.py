@@ -466,7 +466,7 @@ class Scheduler:
         closing = [s for s in self._running if s.state is SequenceState.CLOSING]
         if self._limits.idle_s <= 0 and self._busy():
             closing = [s for s in closing if not self._policy.idle_only(s)]
-        return next(iter(self._policy.ordered(closing, self._now)), None)
+        return next(iter(self._policy.ordered(closing, self._now)), None) if closing else None
 
     def _take_jump(self, sequence: EngineSequence, job: LoadJob) -> None:
         """A jump has ended: go on where it leads; where bytes were lost, from RAM and by another jump."""

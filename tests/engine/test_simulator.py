@@ -184,3 +184,10 @@ def test_logs_are_json(tmp_path: Path) -> None:
     row = {"arrival_s": 0.0, "prompt_tokens": 10, "new_tokens": 1, "service_class": 1, "deadline_s": 2.5}
     made = read_trace(written(tmp_path, json.dumps(row)))[0]
     assert (made.service_class, made.deadline_s) == (ServiceClass.P1_DOCUMENT, 2.5)
+
+
+def test_rates_are_measured_before_the_first_request() -> None:
+    """Else the first ones would be judged by a guess, and refused for nothing."""
+    fast = Machine("fast", LinearCost(0.003, 1e-4, 0.0, 1e-3, 0.0), 1000, 8000, EngineLimits())
+    outcome = Simulation(fast, policy_named("deadline-refuse")).run([TraceRequest(0.0, 4000, 2, deadline_s=1.0)])[0]
+    assert outcome.within(1.0)
