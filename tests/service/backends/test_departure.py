@@ -29,7 +29,13 @@ MAY_CONNECT = {
     "runtime/hub/sources.py": "downloads models; sends names only",
     "memory/embed/remote.py": "an embeddings server the administrator names",
 }
-MAY_OPEN_SOCKETS = {"api/app.py", "cli/ports.py", "memory/ingest/sandbox.py", "memory/ingest/starter.py"}
+MAY_OPEN_SOCKETS = {
+    "api/app.py",
+    "cli/ports.py",
+    "memory/embed/remote.py",
+    "memory/ingest/sandbox.py",
+    "memory/ingest/starter.py",
+}
 
 
 def imported(path: Path) -> set[str]:
