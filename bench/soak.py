@@ -2,7 +2,7 @@
 
     python -m bench.soak [--requests N] [--rounds N] [--minutes M] [--json FILE]
 
-Requests come in rounds; after each the server is let idle and its own resident memory read. The first `WARM_SHARE`
+Before, files are uploaded, asked and deleted. Requests come in rounds; after each the server is let idle and its own resident memory read. The first `WARM_SHARE`
 of the rounds warm up: caches and pools fill. Over the rest, the slope of memory over requests is told with its 95 %
 confidence interval. Knows the wire only.
 """
@@ -30,6 +30,7 @@ from bench.slope import MIN_SAMPLES, Slope, slope
 
 WARM_SHARE = 0.4
 WORKERS = 8
+WARM_FILES = 12  # of each worker; as many as 2,400 mixed requests hold
 MAX_FILES = 12
 REST_S = 0.3
 GIVE_UP_S = 60.0
@@ -65,30 +66,40 @@ class Load:
         self._files: list[str] = []
         self._lock = threading.Lock()
 
+    def warm_up(self) -> None:
+        """Fill the caches of files and searches, which mixed requests would take thousands to fill."""
+        self._work(lambda chance, _: [act(chance) for act in (self._upload, self._ask, self._delete) * WARM_FILES])
+
     def round(self, requests: int, seed: int) -> Counter[str]:
         """Send so many from `WORKERS` threads; returns how many of each kind. Raises what a worker raised."""
         done: Counter[str] = Counter()
+
+        def send(chance: random.Random, worker: int) -> None:
+            for _ in range(requests // WORKERS + (worker < requests % WORKERS)):
+                kind = self._one(chance)
+                with self._lock:
+                    done[kind] += 1
+
+        self._work(send, seed)
+        return done
+
+    def _work(self, work: Callable[[random.Random, int], object], seed: int = -1) -> None:
+        """Do it in `WORKERS` threads, each with its own chance and number. Raises what one of them raised."""
         failures: list[Exception] = []
 
-        def work(number: int) -> None:
-            chance = random.Random(f"{seed} {number}")
-            share = requests // WORKERS + (number < requests % WORKERS)
+        def run(number: int) -> None:
             try:
-                for _ in range(share):
-                    kind = self._one(chance)
-                    with self._lock:
-                        done[kind] += 1
+                work(random.Random(f"{seed} {number}"), number)
             except Exception as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(WORKERS)]
+        threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(WORKERS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if failures:
             raise failures[0]
-        return done
 
     def _one(self, chance: random.Random) -> str:
         acts: dict[str, tuple[int, Callable[[random.Random], None]]] = {
@@ -194,7 +205,9 @@ def soak(
     server: PeriluneServer, requests: int, rounds: int, limit_s: float, tell: Callable[[str], None] = lambda _: None
 ) -> Soak:
     """Run it on a started server; ends early, after a whole round, once `limit_s` are over."""
-    found, load, begun_s = Soak(rounds), Load(server), time.monotonic()
+    found, load = Soak(rounds), Load(server)
+    load.warm_up()
+    begun_s = time.monotonic()
     for number in range(rounds):
         done = load.round(requests // rounds, number)
         found.outcomes += done

@@ -199,7 +199,7 @@ def load(connection: sa.Connection, tenant: str, ids: Collection[int], model: st
     """The tenant's entries among these ids, with their vectors of `model`; what is gone is left out."""
     # The tenant is compared here: with it in the query, SQLite reads all of the tenant's index, not these rows.
     query = _select(model).add_columns(ENTRIES.c.tenant).where(ENTRIES.c.id.in_(ids))
-    return [Entry(*row[:-1]) for row in connection.execute(query) if row.tenant == tenant]
+    return [Entry(*row[:-1]) for row in connection.execute(query).all() if row.tenant == tenant]
 
 
 def load_places(

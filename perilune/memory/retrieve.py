@@ -47,6 +47,9 @@ LOW_CONFIDENCE = 0.25
 MAX_SCAN = 5_000
 """Low confidence leads to a scan up to this many entries in scope; beyond, it would cost more than it is worth."""
 
+Proposals = list[Future[list[int]]]
+"""Searches of one arm that run."""
+
 _NAME = re.compile(r"[^\W\d_]+")
 _log = logging.getLogger(__name__)
 
@@ -132,11 +135,13 @@ class Retriever:
             query,
             _weighed(terms, known),
             known.mean_length,
-            self._vector(embedding, missing),
+            None,
             spans(query, now or self._clock()),
             _unknown_share(terms, known),
         )
-        pool, scanned = self._candidates(question, scope, missing), False
+        words = self._ask_words(question, scope)  # runs while the question is embedded
+        question = replace(question, vector=self._vector(embedding, missing))
+        pool, scanned = self._candidates(question, scope, words, missing), False
         if pool is None:
             pool, scanned = self._scan(question, scope), True
         ranked = self._rank(pool, question)
@@ -175,24 +180,36 @@ class Retriever:
 
     # ----------------------------------------------------------------------------------------------- candidates
 
-    def _candidates(self, question: _Question, scope: Scope, missing: list[str]) -> list[Entry] | None:
+    def _ask_words(self, question: _Question, scope: Scope) -> Proposals:
+        """Begin the word arm's searches."""
+        if self._index is None or not question.weights:
+            return []
+        rarest = sorted(question.weights.items(), key=lambda item: -item[1])[:MAX_INDEX_TERMS]
+        asked = Terms(dict(rarest), question.mean_length)
+        return [self._pool.submit(self._index.words, asked, CANDIDATES, each) for each in _scopes(question, scope)]
+
+    def _candidates(
+        self, question: _Question, scope: Scope, words: Proposals, missing: list[str]
+    ) -> list[Entry] | None:
         """What the index proposes, with both neighbours; None where it can't be asked."""
         if self._index is None:
             return None
-        rarest = sorted(question.weights.items(), key=lambda item: -item[1])[:MAX_INDEX_TERMS]
-        asked = Terms(dict(rarest), question.mean_length)
-        scopes = [scope, *(_within(scope, span) for span in question.named)]
-        calls = [self._pool.submit(self._index.words, asked, CANDIDATES, each) for each in scopes if asked.weights]
+        near: Proposals = []
         if question.vector is not None:
-            calls += [self._pool.submit(self._index.nearest, question.vector, CANDIDATES, each) for each in scopes]
+            vector, nearest = question.vector, self._index.nearest
+            near = [self._pool.submit(nearest, vector, CANDIDATES, each) for each in _scopes(question, scope)]
+        proposed, found = set[int](), dict[int, Entry]()
         try:
-            ids = {entry_id for call in calls for entry_id in call.result()}
+            for calls in (words, near):  # what the words propose is read while the other arm searches
+                ids = {entry_id for call in calls for entry_id in call.result()} - proposed
+                proposed |= ids
+                with self._store.read() as connection:
+                    found |= {entry.id: entry for entry in self._with_neighbours(connection, scope.tenant, ids)}
         except IndexUnavailable as error:
             missing.append(error.message)
             self._index_failed()
             return None
-        with self._store.read() as connection:
-            return self._with_neighbours(connection, scope.tenant, ids)
+        return list(found.values())
 
     def _with_neighbours(self, connection: sa.Connection, tenant: str, ids: set[int]) -> list[Entry]:
         """The entries and those one place before and after. What was stored together has ids in a row, so most
@@ -307,6 +324,11 @@ def _names(speaker: str | None, question: str, words: Iterable[str]) -> bool:
     if not speaker:
         return False
     return speaker.lower() in words if speaker.isascii() and " " not in speaker else speaker in question
+
+
+def _scopes(question: _Question, scope: Scope) -> list[Scope]:
+    """The scope, and its parts in the times that the question names."""
+    return [scope, *(_within(scope, span) for span in question.named)]
 
 
 def _within(scope: Scope, span: Span) -> Scope:
