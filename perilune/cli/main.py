@@ -446,6 +446,24 @@ def eval_weights(
     verb.run(ctx.obj.settings(model__path=model, model__lora=lora), list(texts or ()), options)
 
 
+@eval_app.command("heads")
+def eval_heads(
+    ctx: typer.Context,
+    texts: Annotated[list[Path] | None, typer.Argument(help="UTF-8 text files; else sources of Python's.")] = None,
+    model: Model = None,
+    haystacks: Annotated[int, typer.Option(min=1, help="Texts with 32 facts hidden in each.")] = 4,
+    segments: Annotated[int, typer.Option(min=1, help="Closed segments of 2,048 tokens in a text.")] = 3,
+    threads: Annotated[int, typer.Option(min=0, help="0: as many as there are cores.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Where the profile goes; else beside the model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure which KV heads need the far text. Kept beside the model: tiered decode reads by it."""
+    from perilune.cli import eval_heads as verb
+
+    options = verb.Options(haystacks, segments, threads, output, as_json)
+    verb.run(ctx.obj.settings(model__path=model), tuple(texts or ()), options)
+
+
 @eval_app.command("length")
 def eval_length(
     ctx: typer.Context,

@@ -99,6 +99,8 @@ class Segments(Structure):
         ("policies", POINTER(Policy)),
         ("stats", c_void_p),
         ("part_ns", c_void_p),
+        ("head_shares", c_void_p),
+        ("head_sketched", c_void_p),
         ("max_segments", c_int32),
     ]
 
@@ -251,7 +253,7 @@ def segments(source: SegmentBatch, sequences: int) -> Segments:
     layers = source.pool.layout.num_layers
     shape = (sequences, layers, len(ATTENTION_STATS))
     stats = None if source.stats is None else address(source.stats, torch.float32, *shape)
-    part_ns = source.part_ns
+    part_ns, budgets, by_head = source.part_ns, source.budgets, (layers, source.pool.layout.num_kv_heads)
     return Segments(
         segment_pool(source.pool),
         tables,
@@ -259,6 +261,8 @@ def segments(source: SegmentBatch, sequences: int) -> Segments:
         (Policy * sequences)(*[policy(item) for item in source.policies]),
         stats,
         None if part_ns is None else address(part_ns, torch.int64, layers, len(ATTENTION_PARTS)),
+        None if budgets is None else address(budgets.shares, torch.float32, *by_head),
+        None if budgets is None else address(budgets.sketched, torch.uint8, *by_head),
         source.tables.shape[1],
     )
 

@@ -97,6 +97,18 @@ whole; selected units; means; putting the parts together."""
 
 
 @dataclass(frozen=True, slots=True)
+class HeadBudgets:
+    """What each KV head gets of the policies' units, and how it ranks units. One for a model.
+
+    shares: fp32 [layers, KV heads], factors >= 0; 0: the head reads its exact zone only.
+    sketched: uint8 [layers, KV heads], 1: units are ranked by their keys' sketches, 0: by their mean keys alone.
+    """
+
+    shares: torch.Tensor
+    sketched: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentBatch:
     """The closed segments of a batch's sequences. `tables`: int32 [S, max_segments], slots; `counts`: int32 [S].
 
@@ -105,7 +117,7 @@ class SegmentBatch:
     read bf16 blocks only: the caller keeps those that the window reaches. `policies` steer decode rows, one a
     sequence; prefill rows read every unit. `stats`: fp32 [S, layers, len(ATTENTION_STATS)], written by decode, or
     None. `part_ns`: int64 [layers, len(ATTENTION_PARTS)], to which native decode adds the threads' nanoseconds, or
-    None: nothing is timed.
+    None: nothing is timed. `budgets`: how heads differ in what they read (see `tiers`), or None: all alike.
     """
 
     pool: SegmentPool
@@ -114,6 +126,7 @@ class SegmentBatch:
     policies: tuple[AttentionPolicy, ...]
     stats: torch.Tensor | None = None
     part_ns: torch.Tensor | None = None
+    budgets: HeadBudgets | None = None
 
 
 @dataclass(frozen=True, slots=True)

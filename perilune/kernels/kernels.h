@@ -78,6 +78,8 @@ typedef struct segments { /* the closed segments of a batch's sequences */
     const attention_policy *policies; /* [S], of decode rows */
     float *stats;                     /* [S][layers][STATS]; NULL: not wanted */
     int64_t *part_ns;                 /* [layers][TIMES], added to; NULL: not wanted */
+    const float *head_shares;         /* [layers][KV heads], as tiers.py says; NULL: all alike, */
+    const uint8_t *head_sketched;     /* and ranked by sketches */
     int32_t max_segments;
 } segments;
 

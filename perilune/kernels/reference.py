@@ -164,7 +164,9 @@ class ReferenceKernels:
         for sequence, policy in enumerate(segments.policies):
             row = slice(sequence, sequence + 1)
             near, far = _tiers(pool, layer, batch, sequence) or _untiered(pool, layer, batch, sequence)
-            attended, stats = tier_attention.hybrid(q[row].float(), positions[row], near, far, heads, policy, layer)
+            attended, stats = tier_attention.hybrid(
+                q[row].float(), positions[row], near, far, heads, policy, layer, budgets=segments.budgets
+            )
             out[row] = attended.to(q.dtype)
             if segments.stats is not None:
                 segments.stats[sequence, layer] = stats[0]

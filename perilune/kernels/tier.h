@@ -14,11 +14,13 @@
 #define HALF_QUADS (SEGMENT_QUADS / 2)
 #define HALF_UNITS (SEGMENT_UNITS / 2)
 #define MAX_SKETCH 100.0f /* exponent of a key's share of its unit: nothing overflows */
+#define LOG2_UNIT_TOKENS 4.0f
 #define SUM_LANES 16
 
 /* The query rows of one KV head and their sums so far. `padded` is head_dim rounded up to 64. */
 typedef struct tier_rows {
     int32_t rows, dim, padded;
+    int32_t sketched;   /* whether units are scored by their keys' sketches, not by their means alone */
     float *q;           /* [rows][dim] */
     int8_t *fixed;      /* [rows][padded], for the index's means: rotated q = step * fixed */
     float *step;        /* [rows] */
@@ -39,7 +41,8 @@ typedef struct unit_ref { /* 16 tokens of a record's payload */
 struct tier_ops {
     /* Fold units into the running softmax; the two units of a 32-token block are quicker side by side. */
     void (*attend_units)(tier_rows *rows, const record_layout *at, const unit_ref *units, int count);
-    /* z[row * stride + u] = log2 of the sum of 2^(q . sketched key) of the 16 units of a group; MASKED where there is none. */
+    /* z[row * stride + u] = log2 of the sum of 2^(q . key) of the 16 units of a group, with keys as sketched or all as the
+     * mean; MASKED where there is none. */
     void (*score_units)(const tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride);
     /* acc += the weights w[row * stride + u] of half a record's units, times their quads' mean values. */

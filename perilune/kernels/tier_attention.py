@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from perilune.kernels.interface import HeadShape
+from perilune.kernels.interface import HeadBudgets, HeadShape
 from perilune.kernels.tier_reference import Records, rotate
 from perilune.kernels.tiers import UNIT_TOKENS, AttentionPolicy
 
@@ -124,6 +124,7 @@ def hybrid(
     policy: AttentionPolicy,
     layer: int,
     *,
+    budgets: HeadBudgets | None = None,
     choose: Chooser | None = None,
     only_count: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,10 +135,14 @@ def hybrid(
     """
     folded = _fold(q, heads)
     contexts = positions + 1
-    everything = _dense_rows(contexts, policy, layer)
+    shares = None if budgets is None else budgets.shares[layer]
+    everything = _dense_rows(contexts, policy, first=shares is None and layer < policy.dense_layers)
     forced = everything[:, None] | (far.unit_end > contexts[:, None] - policy.window_tokens)  # [T, U]
-    scores = _scores(folded, positions, near, far, forced)
-    chosen = (choose or by_mass(policy, layer))(scores) & (scores.units > _HIDDEN).all(1)
+    sketched = None if budgets is None else budgets.sketched[layer].bool()
+    scores = _scores(folded, positions, near, far, forced, sketched)
+    if shares is not None:
+        scores = replace(scores, units=scores.units.masked_fill((shares == 0)[:, None, None, None], _HIDDEN))
+    chosen = (choose or by_mass(policy, layer, shares))(scores) & (scores.units > _HIDDEN).all(1)
     exact_units = chosen | forced
     tokens = scores.tokens.masked_fill(~exact_units[:, None, :, :, None], _HIDDEN)
     summaries = scores.units.masked_fill(chosen[:, None], _HIDDEN)
@@ -153,20 +158,27 @@ def hybrid(
     return out, _stats(scores, far, tokens, summaries, forced, exact_units, near, positions)
 
 
-def by_mass(policy: AttentionPolicy, layer: int) -> Chooser:
+def by_mass(policy: AttentionPolicy, layer: int, shares: torch.Tensor | None = None) -> Chooser:
     """The choice of `tiers`: by estimated mass, summed over the group's queries."""
-    times = 4 if layer < policy.dense_layers else 1
+    times = torch.tensor([4.0 if layer < policy.dense_layers else 1.0]) if shares is None else shares
 
     def choose(scores: Scores) -> torch.Tensor:
         mass = estimated_mass(scores)
         if policy.top_p >= 1:
-            counts = torch.tensor(policy.topk_units * times)
+            counts = _shared(times, policy.topk_units, mass.shape[-1])
         else:
             wanted = share_count(mass, policy.top_p * mass.sum(-1))
-            counts = wanted.clamp(policy.min_units * times, policy.max_units * times)
+            least, most = (_shared(times, n, mass.shape[-1]) for n in (policy.min_units, policy.max_units))
+            counts = wanted.clamp(least, most)
         return largest(mass, counts) & (mass >= _LEAST_MASS)
 
     return choose
+
+
+def _shared(times: torch.Tensor, units: int, all_units: int) -> torch.Tensor:
+    """Heads' parts of a number of units: int64 [heads, 1], one at least."""
+    part = (times * float(units) + 0.5).floor().clamp(min(units, 1), all_units)
+    return part.long()[:, None]
 
 
 def estimated_mass(scores: Scores) -> torch.Tensor:
@@ -188,10 +200,10 @@ def largest(mass: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return torch.zeros_like(mass, dtype=torch.bool).scatter(-1, order, taken.expand_as(mass))
 
 
-def _dense_rows(contexts: torch.Tensor, policy: AttentionPolicy, layer: int) -> torch.Tensor:
-    """bool [T]: rows that read every unit."""
+def _dense_rows(contexts: torch.Tensor, policy: AttentionPolicy, *, first: bool) -> torch.Tensor:
+    """bool [T]: rows that read every unit, in one of the first layers or in another."""
     limit = policy.dense_tokens
-    if layer < policy.dense_layers:
+    if first:
         limit = max(limit, policy.dense_layer_tokens)
     return contexts <= limit if policy.sparse else torch.ones_like(contexts, dtype=torch.bool)
 
@@ -216,15 +228,22 @@ def _near_scores(folded: torch.Tensor, near: Near, positions: torch.Tensor) -> t
     return scores.masked_fill(near.positions > positions[:, None], _HIDDEN)
 
 
-def _scores(folded: torch.Tensor, positions: torch.Tensor, near: Near, far: Far, forced: torch.Tensor) -> Scores:
-    """All scores of the rows."""
+def _scores(
+    folded: torch.Tensor,
+    positions: torch.Tensor,
+    near: Near,
+    far: Far,
+    forced: torch.Tensor,
+    sketched: torch.Tensor | None = None,
+) -> Scores:
+    """All scores of the rows; `sketched` [Hkv]: which heads' units are ranked by sketches (None: all)."""
     near_scores = _near_scores(folded, near, positions)
     tokens = _token_scores(folded, far.k)
     exact = near_scores.logsumexp(-1)
     if forced.any():
         inside = tokens.masked_fill(~forced[:, :, None], _HIDDEN).flatten(-2).logsumexp(-1)
         exact = torch.logaddexp(exact, inside)
-    estimated = _estimate(rotate(folded), far)
+    estimated = estimate(rotate(folded), far, sketched)
     return Scores(
         queries=folded,
         near=near_scores,
@@ -241,8 +260,11 @@ def _token_scores(folded: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return flat.view(*flat.shape[:3], -1, UNIT_TOKENS)
 
 
-def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
-    """Log of each unit's sum of exp(scores) by the index: rotated queries [Hkv, G, T, D] -> [Hkv, G, T, U]."""
+def estimate(rotated: torch.Tensor, far: Far, sketched: torch.Tensor | None = None) -> torch.Tensor:
+    """Log of each unit's sum of exp(scores) by the index: queries [Hkv, G, T, D], scaled and rotated -> [.., T, U].
+
+    `sketched` bool [Hkv]: heads that know units by their keys' sketches, the others by their means. None: all.
+    """
     if far.sign_codes is None or far.spread is None:
         rest, of_mean = _token_scores(rotated, far.rest_k), rotated
     else:
@@ -250,7 +272,10 @@ def _estimate(rotated: torch.Tensor, far: Far) -> torch.Tensor:
     powers = (rest * math.log2(math.e)).clamp(-_MAX_SKETCH, _MAX_SKETCH)
     # Read as a float, these bits are 2^floor(x) * (1 + what is left of x).
     chords = (powers * 2**23 + 127 * 2**23).to(torch.int32).view(torch.float32)
-    return _product(of_mean, far.mean_k.transpose(1, 2)) + chords.sum(-1).log()
+    sizes = chords.sum(-1).log()
+    if sketched is not None:
+        sizes = sizes.masked_fill(~sketched[:, None, None, None], math.log(UNIT_TOKENS))
+    return _product(of_mean, far.mean_k.transpose(1, 2)) + sizes
 
 
 def _rounded(q: torch.Tensor) -> torch.Tensor:

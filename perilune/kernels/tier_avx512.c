@@ -389,9 +389,9 @@ INLINE __m512 exp2_chord_16(__m512 x) { /* of lanes.h, within MAX_SKETCH */
     return _mm512_castsi512_ps(_mm512_cvttps_epi32(bits));
 }
 
-INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const index_group *at, float *z, int64_t stride) {
-    __m512 base[TIER_ROWS], total[TIER_ROWS];
-    mean_scores(rows, state, first, at, base);
+/* log2 of the sums over a unit's tokens of 2^(q . (key - mean)) */
+INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const index_group *at, __m512 *out) {
+    __m512 total[TIER_ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
     for (int quad = 0; quad < UNIT_TOKENS / SKETCH_TOKENS; quad++) {
@@ -410,8 +410,18 @@ INLINE void sketch_rows(const int rows, const tier_rows *state, int first, const
         }
     }
 #pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) out[r] = log2_16(total[r]);
+}
+
+INLINE void score_rows(const int rows, const tier_rows *state, int first, const index_group *at, float *z, int64_t stride) {
+    __m512 base[TIER_ROWS], size[TIER_ROWS];
+    mean_scores(rows, state, first, at, base);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) size[r] = _mm512_set1_ps(LOG2_UNIT_TOKENS);
+    if (state->sketched) sketch_rows(rows, state, first, at, size);
+#pragma GCC unroll 4
     for (int r = 0; r < rows; r++) {
-        __m512 score = _mm512_add_ps(base[r], log2_16(total[r]));
+        __m512 score = _mm512_add_ps(base[r], size[r]);
         _mm512_storeu_ps(z + (first + r) * stride, _mm512_mask_blend_ps(at->exist, _mm512_set1_ps(MASKED), score));
     }
 }
@@ -421,10 +431,10 @@ static void score_units(const tier_rows *state, const record_layout *at, const u
     index_group units = open_group(at, summary, group, state->dim);
     for (int first = 0; first < state->rows; first += TIER_ROWS)
         switch (state->rows - first) {
-        case 1: sketch_rows(1, state, first, &units, z, stride); break;
-        case 2: sketch_rows(2, state, first, &units, z, stride); break;
-        case 3: sketch_rows(3, state, first, &units, z, stride); break;
-        default: sketch_rows(4, state, first, &units, z, stride); break;
+        case 1: score_rows(1, state, first, &units, z, stride); break;
+        case 2: score_rows(2, state, first, &units, z, stride); break;
+        case 3: score_rows(3, state, first, &units, z, stride); break;
+        default: score_rows(4, state, first, &units, z, stride); break;
         }
 }
 

@@ -35,13 +35,14 @@ static void fetch(const uint8_t *at, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2); /* into L2: L1 has too few miss buffers */
 }
 
-static void fetch_index(const decode_job *job, const uint8_t *summary, int group) {
+static void fetch_index(const decode_job *job, const tier_plan *plan, const uint8_t *summary, int group) {
     const record_layout *layout = &job->rows->closed->pool.at;
     int dim = job->shape->head_dim;
     fetch(summary + layout->mean + group * GROUP_UNITS * dim / 2, GROUP_UNITS * dim / 2);
+    fetch(summary + layout->mean_scale + 2 * group * GROUP_UNITS, 1);
+    if (!plan->sketched) return;
     fetch(summary + layout->signs + group * GROUP_UNITS * UNIT_TOKENS * dim / 8, GROUP_UNITS * UNIT_TOKENS * dim / 8);
     fetch(summary + layout->spread + group * GROUP_UNITS * UNIT_TOKENS / 2, GROUP_UNITS * UNIT_TOKENS / 2);
-    fetch(summary + layout->mean_scale + 2 * group * GROUP_UNITS, 1);
     fetch(summary + layout->spread_scale + 2 * group * GROUP_UNITS, 1);
 }
 
@@ -52,9 +53,12 @@ static void index_part(const decode_job *job, const tier_plan *plan, int sequenc
     int first = part * PART_SEGMENTS * SEGMENT_GROUPS, end = smaller((part + 1) * PART_SEGMENTS, plan->far) * SEGMENT_GROUPS;
     tier_rows rows = tier_open_rows(job, sequence, head, thread);
     int64_t since_ns = tier_now_ns(job);
+    rows.sketched = plan->sketched;
     tier_fix_queries(&rows);
     for (int g = first; g < end; g++) {
-        if (g + 1 < end) fetch_index(job, summary_of(job, sequence, head, (g + 1) / SEGMENT_GROUPS), (g + 1) % SEGMENT_GROUPS);
+        int next = g + 1;
+        if (next < end)
+            fetch_index(job, plan, summary_of(job, sequence, head, next / SEGMENT_GROUPS), next % SEGMENT_GROUPS);
         ops->score_units(&rows, layout, summary_of(job, sequence, head, g / SEGMENT_GROUPS), g % SEGMENT_GROUPS,
                          state->units + g * GROUP_UNITS, state->unit_stride);
     }
@@ -62,7 +66,7 @@ static void index_part(const decode_job *job, const tier_plan *plan, int sequenc
 }
 
 static void whole_part(const decode_job *job, const tier_plan *plan, int sequence, int head, int part, int thread) {
-    int segment = plan->far + part / WHOLE_PARTS, first = part % WHOLE_PARTS * WHOLE_UNITS, count = 0;
+    int segment = plan->before + part / WHOLE_PARTS, first = part % WHOLE_PARTS * WHOLE_UNITS, count = 0;
     const uint8_t *summary = summary_of(job, sequence, head, segment), *payload = payload_of(job, sequence, head, segment);
     unit_ref units[WHOLE_UNITS];
     tier_rows rows = tier_open_rows(job, sequence, head, thread);
@@ -172,22 +176,25 @@ static int parts_in(int which, const tier_plan *plan) {
     return which == TIER_EXACT ? exact_parts(plan) + index_parts(plan) : plan->selected + plan->mean;
 }
 
-static int items_of(const decode_job *job, int which) {
-    int total = 0;
-    for (int s = 0; s < job->rows->num_sequences; s++) {
-        tier_plan plan = tier_plan_of(job, s);
-        total += parts_in(which, &plan) * job->shape->num_kv_heads;
+/* Numbers of the first items of each (sequence, KV head), and of all: [S * KV heads + 1]. */
+static int count_items(const decode_job *job, int which, int32_t *first) {
+    int heads = job->shape->num_kv_heads, all = job->rows->num_sequences * heads;
+    first[0] = 0;
+    for (int i = 0; i < all; i++) {
+        tier_plan plan = tier_plan_of(job, i / heads, i % heads);
+        first[i + 1] = first[i] + parts_in(which, &plan);
     }
-    return total;
+    return first[all];
 }
 
-static work find_work(const decode_job *job, int which, int item) {
-    for (int s = 0;; s++) {
-        tier_plan plan = tier_plan_of(job, s);
-        int parts = parts_in(which, &plan), all = parts * job->shape->num_kv_heads;
-        if (item < all) return (work){s, item / parts, item % parts, plan};
-        item -= all;
+static work find_work(const decode_job *job, const int32_t *first, int item) {
+    int heads = job->shape->num_kv_heads, low = 0, high = job->rows->num_sequences * heads;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (first[middle] <= item) low = middle;
+        else high = middle;
     }
+    return (work){low / heads, low % heads, item - first[low], tier_plan_of(job, low / heads, low % heads)};
 }
 
 static void run_exact(const decode_job *job, const work *at, int thread) {
@@ -223,14 +230,16 @@ static void wait_chosen(const decode_job *job, const work *at) {
 }
 
 void tier_partials(const decode_job *job, phase *phases, int thread) {
-    int total = items_of(job, TIER_EXACT), far = items_of(job, TIER_FAR);
+    int owners = job->rows->num_sequences * job->shape->num_kv_heads;
+    int32_t exact_items[owners + 1], far_items[owners + 1];
+    int total = count_items(job, TIER_EXACT, exact_items), far = count_items(job, TIER_FAR, far_items);
     PHASE_ITEMS(&phases[TIER_EXACT], item, total) {
-        work at = find_work(job, TIER_EXACT, item);
+        work at = find_work(job, exact_items, item);
         run_exact(job, &at, thread);
         choose(job, &at);
     }
     PHASE_ITEMS(&phases[TIER_FAR], item, far) {
-        work at = find_work(job, TIER_FAR, item);
+        work at = find_work(job, far_items, item);
         wait_chosen(job, &at);
         run_far(job, &at, thread);
     }

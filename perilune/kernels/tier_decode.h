@@ -10,12 +10,14 @@
 #define WHOLE_UNITS 64                         /* units of one part where a segment is read whole */
 #define WHOLE_PARTS (SEGMENT_UNITS / WHOLE_UNITS)
 
-/* How one sequence is read in one layer. Its parts stand in this order; a part is one thread's work, and the sums of a
- * part are merged with the others' at the end. */
+/* How one sequence is read by one KV head of a layer. Its parts stand in this order; a part is one thread's work, and the
+ * sums of a part are merged with the others' at the end. */
 typedef struct tier_plan {
     const attention_policy *policy;
     int32_t length, closed;  /* tokens; segments read as such */
-    int32_t far;             /* segments read through the index, the first ones; the rest of `closed` is read whole */
+    int32_t sketched;        /* how the index ranks */
+    int32_t before;          /* segments, the first ones, that aren't read whole as the rest of `closed` is */
+    int32_t far;             /* of these, read through the index: all, or none by a head without a share */
     int32_t least, most;     /* units selected */
     int32_t first_near;      /* number of the first bf16 part after the sinks */
     int32_t near, whole, selected, mean; /* parts; all but the first hold rotated values */
@@ -61,7 +63,7 @@ typedef struct tier_memory {
 } tier_memory;
 
 /* tier_plan.c */
-tier_plan tier_plan_of(const decode_job *job, int sequence);
+tier_plan tier_plan_of(const decode_job *job, int sequence, int head);
 tier_rows tier_open_rows(const decode_job *job, int sequence, int head, int thread); /* no sums yet */
 void tier_fix_queries(tier_rows *rows);                                              /* for the index */
 void tier_store_rows(const decode_job *job, int sequence, int head, int part, const tier_rows *rows, int tokens);

@@ -179,7 +179,7 @@ static void score_units(const tier_rows *state, const record_layout *at, const u
     const uint16_t *scale = halves_at(summary, at->mean_scale) + group * GROUP_UNITS;
     const uint16_t *size = halves_at(summary, at->spread_scale) + group * GROUP_UNITS;
     float spread[UNIT_TOKENS][GROUP_UNITS];
-    for (int t = 0; t < UNIT_TOKENS; t++)
+    for (int t = 0; t < UNIT_TOKENS && state->sketched; t++)
         for (int u = 0; u < GROUP_UNITS; u++) {
             int code = codes[(t / 4 * 2 + t % 2) * GROUP_UNITS + u] >> t % 4 / 2 * 4 & 15;
             spread[t][u] = half_to_float(size[u]) * (float)(code + 1);
@@ -187,7 +187,7 @@ static void score_units(const tier_rows *state, const record_layout *at, const u
     for (int r = 0; r < state->rows; r++, z += stride) {
         int32_t sums[GROUP_UNITS];
         float total[GROUP_UNITS] = {0};
-        for (int t = 0; t < UNIT_TOKENS; t++) {
+        for (int t = 0; t < UNIT_TOKENS && state->sketched; t++) {
             const uint8_t *of = signs + (t / 4 * dim / 2 + t % 4) * GROUP_UNITS;
             sign_sums(of, state->signed_sums + r * dim * 4, dim, sums);
             add_sketch(state, r, sums, spread[t], total);
@@ -195,7 +195,7 @@ static void score_units(const tier_rows *state, const record_layout *at, const u
         mean_sums(state->fixed + r * state->padded, mean, dim, sums);
         for (int u = 0; u < GROUP_UNITS; u++) {
             float base = half_to_float(scale[u]) * state->step[r] * ((float)sums[u] - 7.5f * (float)state->total[r]);
-            z[u] = u < present ? base + log2_fast(total[u]) : MASKED;
+            z[u] = u < present ? base + (state->sketched ? log2_fast(total[u]) : LOG2_UNIT_TOKENS) : MASKED;
         }
     }
 }

@@ -27,7 +27,7 @@ static void note_stats(const tier_sequence *at, const tier_plan *plan, int64_t f
 void tier_merge(const decode_job *job, int sequence, int q_head, float *out) {
     const tier_ops *ops = job->ctx->ops->tiers;
     tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
-    tier_plan plan = tier_plan_of(job, sequence);
+    tier_plan plan = tier_plan_of(job, sequence, q_head / group_rows(job->shape));
     int dim = job->shape->head_dim, parts = parts_of(&plan), plain = plan.near, padded = (parts + 7) / 8 * 8;
     int64_t first = (int64_t)q_head * at->capacity, since_ns = tier_now_ns(job);
     const float *max = at->sums[SUM_MAX] + first, *sum = at->sums[SUM_WEIGHT] + first, *acc = at->acc + first * dim;
@@ -50,13 +50,14 @@ void tier_merge(const decode_job *job, int sequence, int q_head, float *out) {
 void tier_stats(const decode_job *job, int sequence) {
     const segments *closed = job->rows->closed;
     tier_sequence *at = &tier_memory_of(job)->sequences[sequence];
-    tier_plan plan = tier_plan_of(job, sequence);
     if (!closed->stats || job->window > 0) return; /* of layers that attend to everything */
     float *stats = closed->stats + ((int64_t)sequence * closed->pool.num_layers + job->layer) * STATS;
     for (int i = 0; i < STATS; i++) stats[i] = 0.0f;
     for (int h = 0; h < job->shape->num_q_heads; h++)
         for (int i = 0; i < STAT_TOKENS; i++) stats[i] += at->stats[h * STATS + i] / (float)job->shape->num_q_heads;
-    for (int h = 0; h < job->shape->num_kv_heads; h++)
+    for (int h = 0; h < job->shape->num_kv_heads; h++) {
+        tier_plan plan = tier_plan_of(job, sequence, h);
         for (int p = 0; p < parts_of(&plan) - plan.mean; p++)
             stats[STAT_TOKENS] += at->sums[SUM_TOKENS][part_index(job, at, h, p)] / (float)job->shape->num_kv_heads;
+    }
 }

@@ -9,31 +9,40 @@
 #define LOG2_E 1.44269504f
 #define NEAR_SEGMENT_PARTS (SEGMENT_TOKENS / PART_TOKENS)
 
-static int bounded(int x, int most) { return x < 0 ? 0 : smaller(x, most); }
-
 /* --------------------------------------------------------------------------------------------------- plans */
 
-static int is_dense(const tier_plan *plan, int layer) {
+static int is_dense(const tier_plan *plan, int first_layers) {
     const attention_policy *policy = plan->policy;
     int limit = policy->dense_tokens;
-    if (layer < policy->dense_layers && policy->dense_layer_tokens > limit) limit = policy->dense_layer_tokens;
+    if (first_layers && policy->dense_layer_tokens > limit) limit = policy->dense_layer_tokens;
     return !policy->sparse || plan->length <= limit;
 }
 
-static void plan_far(tier_plan *plan, int layer) {
+/* A head's share of a number of units: at least one, unless there is none. */
+static int shared(float share, int units, int most) {
+    float part = share * (float)units + 0.5f;
+    int whole = part < (float)most ? (int)part : most;
+    return units > 0 ? smaller(whole > 1 ? whole : 1, most) : 0;
+}
+
+static void plan_far(tier_plan *plan, const decode_job *job, int head) {
     const attention_policy *policy = plan->policy;
-    int times = layer < policy->dense_layers ? 4 : 1;
-    int before = plan->length - policy->window_tokens;
-    plan->far = is_dense(plan, layer) || before < 0 ? 0 : smaller(before / SEGMENT_TOKENS, plan->closed);
+    const float *shares = job->rows->closed->head_shares;
+    int first_layers = !shares && job->layer < policy->dense_layers, before = plan->length - policy->window_tokens;
+    int at = job->layer * job->shape->num_kv_heads + head;
+    float share = shares ? shares[at] : (first_layers ? 4.0f : 1.0f);
+    plan->before = is_dense(plan, first_layers) || before < 0 ? 0 : smaller(before / SEGMENT_TOKENS, plan->closed);
+    plan->far = share > 0.0f ? plan->before : 0;
+    plan->sketched = !shares || job->rows->closed->head_sketched[at];
     int units = plan->far * SEGMENT_UNITS, fixed = policy->top_p >= 1.0f;
-    plan->least = times * bounded(fixed ? policy->topk_units : policy->min_units, units);
-    plan->most = times * bounded(fixed ? policy->topk_units : policy->max_units, units);
-    plan->whole = (plan->closed - plan->far) * WHOLE_PARTS;
+    plan->least = shared(share, fixed ? policy->topk_units : policy->min_units, units);
+    plan->most = shared(share, fixed ? policy->topk_units : policy->max_units, units);
+    plan->whole = (plan->closed - plan->before) * WHOLE_PARTS;
     plan->selected = plan->far ? ceil_div(smaller(plan->most, units), PART_UNITS) : 0;
     plan->mean = ceil_div(plan->far, PART_SEGMENTS);
 }
 
-tier_plan tier_plan_of(const decode_job *job, int sequence) {
+tier_plan tier_plan_of(const decode_job *job, int sequence, int head) {
     const segments *closed = job->rows->closed;
     int length = job->rows->kv_lengths[sequence], last = ceil_div(length, PART_TOKENS);
     tier_plan plan = {.policy = &closed->policies[sequence], .length = length};
@@ -45,7 +54,7 @@ tier_plan tier_plan_of(const decode_job *job, int sequence) {
     plan.closed = closed->counts[sequence];
     plan.first_near = plan.closed * NEAR_SEGMENT_PARTS;
     plan.near = 1 + last - plan.first_near;
-    plan_far(&plan, job->layer);
+    plan_far(&plan, job, head);
     return plan;
 }
 
@@ -191,7 +200,7 @@ void tier_fix_queries(tier_rows *rows) {
         memcpy(q, rows->q + r * rows->dim, sizeof q);
         rotate_values(q, rows->dim);
         fix_bytes(q, rows->dim, rows, r);
-        fix_signed_sums(q, rows->dim, rows, r);
+        if (rows->sketched) fix_signed_sums(q, rows->dim, rows, r);
     }
 }
 

@@ -61,7 +61,10 @@ How a decode row of context n = position + 1 reads them (`SegmentBatch.counts` c
                 all units of a dense row. A row is dense if `sparse` is off, or n <= dense_tokens, or
                 layer < dense_layers and n <= dense_layer_tokens. In other rows of layers < dense_layers,
                 topk_units, min_units and max_units count four times. `layer` is the model's, so a sliding layer
-                counts, too.
+                counts, too. Where heads have shares, no layer is special: each head's topk_units, min_units and
+                max_units are times its share, rounded half up, one at least. A head of share 0 reads the exact zone
+                only, in rows that aren't dense. A head that isn't sketched takes all keys of a unit for their mean:
+                z = q . mean + log 16.
     index       z of a unit = q . mean + log of the sum over its tokens of chord(q . (key - mean)), by the sketch, q
                 scaled and rotated. chord(x) = 2^floor(y) * (1 + y - floor(y)) with y = x / log 2, nearly e^x; y is
                 cut to -100 … 100.

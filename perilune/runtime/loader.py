@@ -24,6 +24,7 @@ from perilune.kernels.tiers import SEGMENT_TOKENS, SegmentLayout
 from perilune.runtime.chat_template import JinjaChatTemplate, load_chat_template
 from perilune.runtime.checkpoint import Checkpoint, FolderCheckpoint, GGUFCheckpoint, open_checkpoint
 from perilune.runtime.grammar import GrammarCompiler
+from perilune.runtime.head_profile import find_profile
 from perilune.runtime.kv.sizing import SEGMENT_SHARE, TierSettings, hot_tokens, least_blocks, tier_size
 from perilune.runtime.kv.spec import KVSpec
 from perilune.runtime.kv.tiers import TierSize
@@ -185,8 +186,17 @@ def load_model(
     fingerprint = model_fingerprint(merged, weights, kernels, content)
     tokenizer = load_tokenizer(checkpoint)
     grammars = GrammarCompiler(tokenizer)
+    # Of the model without the adapter: what its heads look for stays.
+    base = content if lora is None else content_name(checkpoint)
+    profile = find_profile(path, base, config.num_layers, config.num_kv_heads)
     runtime = TorchRuntime(
-        weights, kernels, num_blocks=blocks, fingerprint=fingerprint, tiers=size, grammars=grammars
+        weights,
+        kernels,
+        num_blocks=blocks,
+        fingerprint=fingerprint,
+        tiers=size,
+        grammars=grammars,
+        budgets=None if profile is None else profile.budgets(),
     )
     template = load_chat_template(checkpoint)
     languages = languages_of(checkpoint)

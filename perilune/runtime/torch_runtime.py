@@ -25,6 +25,7 @@ from perilune.kernels.interface import (
     ATTENTION_PARTS,
     ATTENTION_STATS,
     MAX_DECODE_ROWS,
+    HeadBudgets,
     Kernels,
     KVLayout,
     RaggedBatch,
@@ -103,6 +104,7 @@ class TorchRuntime:
         fingerprint: str,
         max_context_tokens: int | None = None,
         tiers: TierSize | None = None,
+        budgets: HeadBudgets | None = None,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
         grammars: GrammarCompiler | None = None,
     ) -> None:
@@ -121,6 +123,7 @@ class TorchRuntime:
         self._closed = False
         window = max_context_tokens or config.max_context_tokens
         self._tiers = self._make_tiers(kernels, tiers) if tiers is not None else None
+        self._budgets = budgets
         self._max_context_tokens = min(window, max(num_blocks * BLOCK_TOKENS, self._tiered_tokens()))
         self._pass = _PassSize(weights)
 
@@ -344,7 +347,14 @@ class TorchRuntime:
         stats = None
         if any(piece.slice.measure for piece in pieces):
             stats = torch.zeros(len(pieces), self._spec.num_layers, len(ATTENTION_STATS))
-        return SegmentBatch(self._tiers.pool, torch.from_numpy(tables), torch.from_numpy(counts), policies, stats)
+        return SegmentBatch(
+            self._tiers.pool,
+            torch.from_numpy(tables),
+            torch.from_numpy(counts),
+            policies,
+            stats,
+            budgets=self._budgets,
+        )
 
     def _sample(
         self,

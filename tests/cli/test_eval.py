@@ -64,3 +64,12 @@ def test_length_keeps_its_grid_in_the_home_folder(command: Command, model: Path,
     assert "answers none of these tasks" in done.err
     (kept,) = (tmp_path / FOLDER).iterdir()
     assert len(json.loads(kept.read_text())["cells"]) == 20
+
+
+def test_heads_need_a_window(command: Command, model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1536}))
+    refused = command("eval", "heads", "-m", str(model), "--segments", "1")
+    assert refused.code == 2
+    assert "needs 2296 positions; the model has 1536" in refused.err
+    assert not model.with_name("tiny.heads.json").exists()

@@ -19,6 +19,7 @@ from perilune.kernels import tier_reference
 from perilune.kernels.interface import (
     ATTENTION_PARTS,
     ATTENTION_STATS,
+    HeadBudgets,
     HeadShape,
     KVLayout,
     KVPool,
@@ -183,6 +184,28 @@ def test_equals_reference(
     assert_same(native, reference, open_case(native, heads, rows, seed), heads)
 
 
+@RELAXED
+@given(
+    heads=shapes(),
+    rows=st.lists(sequences(), min_size=1, max_size=3),
+    shares=st.lists(st.sampled_from([0.0, 0.0, 0.03, 0.5, 1.0, 2.75, 1e4]), min_size=16, max_size=16),
+    seed=st.integers(0, 99),
+)
+def test_equals_reference_with_shares(
+    native: NativeKernels,
+    reference: ReferenceKernels,
+    heads: HeadShape,
+    rows: list[Sequence],
+    shares: list[float],
+    seed: int,
+) -> None:
+    case = open_case(native, heads, rows, seed)
+    by_head = torch.tensor(shares[: NUM_LAYERS * heads.num_kv_heads]).view(NUM_LAYERS, -1)
+    sketched = torch.rand(by_head.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    budgets = HeadBudgets(by_head, sketched.to(torch.uint8))
+    assert_same(native, reference, replace(case, batch=with_tiers(case.batch, budgets=budgets)), heads)
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -200,6 +223,30 @@ def test_each_form(native: NativeKernels, reference: ReferenceKernels, policy: A
     assert_same(native, reference, case, heads)
     read = float(stats_of(case.batch)[0, TOKENS])
     assert (read > 6000) == (not policy.sparse)
+
+
+def test_heads_read_their_shares(native: NativeKernels, reference: ReferenceKernels) -> None:
+    """A head without one reads as if the segments before its window weren't there; no layer is special."""
+    heads = head_shape(2, 3, 64)
+    policy = replace(FLAT, top_p=1.0, topk_units=20, window_tokens=512, dense_layers=2, dense_layer_tokens=10**6)
+    case = open_case(native, heads, [Sequence(4, 200, policy)])
+    shares = torch.ones(NUM_LAYERS, 3)
+    shares[LAYER] = torch.tensor([0.0, 0.52, 3.0])
+    budgets = HeadBudgets(shares, torch.ones(NUM_LAYERS, 3, dtype=torch.uint8))
+    shared = replace(case, batch=with_tiers(case.batch, budgets=budgets))
+    assert_same(native, reference, shared, heads)
+    exact = SINK_TOKENS + SEGMENT_TOKENS + 200
+    read = torch.tensor([exact, exact + 10 * UNIT_TOKENS, exact + 60 * UNIT_TOKENS]).float().mean()
+    assert float(stats_of(shared.batch)[0, TOKENS]) == pytest.approx(float(read))
+    local = with_tiers(case.batch, policies=(replace(policy, topk_units=0, summary_weight=0.0, dense_layers=0),))
+    got = native.decode_attention(case.q, case.pool, LAYER, shared.batch, heads)
+    near_only = native.decode_attention(case.q, case.pool, LAYER, local, heads)
+    torch.testing.assert_close(got[:, :2], near_only[:, :2])
+    assert not torch.allclose(got[:, 2:], near_only[:, 2:], atol=0.01)
+    everything = with_tiers(case.batch, budgets=budgets, policies=(replace(policy, sparse=False),))
+    dense = with_tiers(case.batch, policies=(replace(policy, sparse=False),))
+    whole = [native.decode_attention(case.q, case.pool, LAYER, batch, heads) for batch in (everything, dense)]
+    assert torch.equal(*whole)
 
 
 def test_mixed_batch_gives_each_sequence_what_it_gets_alone(native: NativeKernels) -> None:
@@ -289,6 +336,10 @@ def test_bad_segments_are_refused(native: NativeKernels) -> None:
         other = with_tiers(case.batch, pool=pool, stats=None)
         with pytest.raises(ValueError, match="blocks"):  # records of another model
             native.decode_attention(case.q, case.pool, LAYER, other, heads)
+    budgets = HeadBudgets(torch.ones(NUM_LAYERS, 2), torch.ones(NUM_LAYERS, 2, dtype=torch.uint8))
+    other = with_tiers(case.batch, budgets=budgets)
+    with pytest.raises(ValueError, match="need"):  # of another model
+        native.decode_attention(case.q, case.pool, LAYER, other, heads)
     with pytest.raises(ValueError, match="policies"):
         native.decode_attention(case.q, case.pool, LAYER, with_tiers(case.batch, policies=()), heads)
 

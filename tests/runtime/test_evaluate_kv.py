@@ -243,4 +243,4 @@ def test_the_whole_evaluation(tmp_path: Path) -> None:
         KvEvaluation(model, fill, by_word, [1], text, KvPlan(TINY, context_tokens=9000), quiet, Journal(None, {}))
     with pytest.raises(InvalidRequest, match="text"):
         KvEvaluation(model, fill, by_word, [1], "short", plan, quiet, Journal(None, {}))
-    assert len(ABLATIONS) == 5
+    assert len(ABLATIONS) == 6

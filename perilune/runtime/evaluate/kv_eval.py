@@ -16,7 +16,8 @@ import torch
 
 from perilune.errors import InvalidRequest
 from perilune.kernels import tier_attention, tier_reference, tiers
-from perilune.kernels.tier_attention import Chooser
+from perilune.kernels.interface import HeadBudgets
+from perilune.kernels.tier_attention import Chooser, by_mass
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.evaluate.kv_answers import Flips, ask, flips
 from perilune.runtime.evaluate.kv_choosers import no_units, oracle, quest, random_units
@@ -50,10 +51,11 @@ from perilune.runtime.evaluate.metrics import (
     summarise,
     to_lists,
 )
+from perilune.runtime.head_profile import HeadProfile, find_profile
 from perilune.runtime.loader import content_name
 from perilune.runtime.tokenizer import load_tokenizer
 
-ABLATIONS = ("no-summary", "random-k", "local-only", "oracle", "quest")
+ABLATIONS = ("uniform", "no-summary", "random-k", "local-only", "oracle", "quest")
 LEAST_DENSE_SHARE = 0.5
 """A task that full precision answers less often than this says nothing about KV (spec of the harness, B3)."""
 
@@ -166,7 +168,8 @@ def evaluate_kv(path: Path, text: str, plan: KvPlan, say: Progress, journal: Pat
     """
     checkpoint = open_checkpoint(path)
     try:
-        tokenizer, content = load_tokenizer(checkpoint), content_name(checkpoint)
+        tokenizer, content, config = load_tokenizer(checkpoint), content_name(checkpoint), checkpoint.config
+        profile = find_profile(path, content, config.num_layers, config.num_kv_heads)
     finally:
         checkpoint.close()
     say("loading")
@@ -178,12 +181,13 @@ def evaluate_kv(path: Path, text: str, plan: KvPlan, say: Progress, journal: Pat
         text,
         plan,
         say,
-        Journal(journal, _measured(content, text, plan)),
+        Journal(journal, _measured(content, text, plan, profile)),
+        None if profile is None else profile.budgets(),
     )
     return evaluation.report(path.name)
 
 
-def _measured(content: str, text: str, plan: KvPlan) -> dict[str, Any]:
+def _measured(content: str, text: str, plan: KvPlan, profile: HeadProfile | None) -> dict[str, Any]:
     """What pieces of this plan are measured of; how many there are is not part of it."""
     here = Path(__file__).parent
     sources = [Path(str(module.__file__)) for module in (tier_attention, tier_reference, tiers)]
@@ -192,6 +196,7 @@ def _measured(content: str, text: str, plan: KvPlan) -> dict[str, Any]:
         "text": hashlib.sha256(text.encode()).hexdigest()[:16],
         "code": code_digest([*sources, *here.glob("kv_*.py")]),
         "scale": asdict(plan.scale),
+        "heads": None if profile is None else hashlib.sha256(repr(profile).encode()).hexdigest()[:16],
         "window_tokens": plan.window_tokens,
         "context_tokens": plan.context_tokens,
         "haystack_segments": plan.haystack_segments,
@@ -199,7 +204,8 @@ def _measured(content: str, text: str, plan: KvPlan) -> dict[str, Any]:
 
 
 class KvEvaluation:
-    """One evaluation of a model. `model` computes in fp32; `fill` makes the contexts that both sides share.
+    """One evaluation of a model. `model` computes in fp32; `fill` makes the contexts that both sides share;
+    `budgets`: how hybrid attention's heads differ.
 
     Raises `InvalidRequest` where the text or the model's window is too short for the plan.
     """
@@ -214,9 +220,10 @@ class KvEvaluation:
         plan: KvPlan,
         say: Progress,
         journal: Journal,
+        budgets: HeadBudgets | None = None,
     ) -> None:
         self._model, self._fill, self._encode, self._plan, self._say = model, fill, encode, plan, say
-        self._journal = journal
+        self._journal, self._budgets = journal, budgets
         self._bos_ids = list(bos_ids)
         window = model.weights.config.max_context_tokens
         if plan.positions > window:
@@ -239,7 +246,7 @@ class KvEvaluation:
         return KvReport(name, plan.scale, int8, hybrid, attention, tasks)
 
     def _tiered(self, context: Context) -> TieredContext:
-        return TieredContext(self._model, context, self._plan.scale)
+        return TieredContext(self._model, context, self._plan.scale, budgets=self._budgets)
 
     def _stretches(self, length: int) -> Iterator[torch.Tensor]:
         """Pieces of the text, bos first, until it ends; then again, shifted by half a piece."""
@@ -369,6 +376,8 @@ class KvEvaluation:
         match variant:
             case "hybrid":
                 return HybridReader(tiered, policy)
+            case "uniform":
+                return HybridReader(tiered, policy, choose=lambda layer: by_mass(policy, layer))
             case "no-summary":
                 return HybridReader(tiered, bare)
             case "random-k":

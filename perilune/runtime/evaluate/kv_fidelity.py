@@ -135,7 +135,9 @@ class _Probe:
 
             return chosen
 
-        out, _ = hybrid(q, positions, near, far, heads, policy, layer, choose=watched(by_mass(policy, layer)))
+        budgets = tiered.budgets
+        own = watched(by_mass(policy, layer, None if budgets is None else budgets.shares[layer]))
+        out, _ = hybrid(q, positions, near, far, heads, policy, layer, budgets=budgets, choose=own)
         best, _ = hybrid(q, positions, near, far, heads, policy, layer, choose=oracle(policy.topk_units))
         recall = recalls[0].flatten()
         size = exact.norm(dim=(0, 2))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from perilune.kernels.interface import HeadBudgets
 from perilune.kernels.tier_attention import Chooser, Far, Near, far_of, hybrid, no_far
 from perilune.kernels.tier_reference import Records, close, encode, rotate
 from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS, UNIT_TOKENS, AttentionPolicy
@@ -43,10 +44,20 @@ def contiguous(k: torch.Tensor, v: torch.Tensor) -> Records:
 
 
 class TieredContext:
-    """The closed segments of a context, quantised once, by layer without a window."""
+    """The closed segments of a context, quantised once, by layer without a window.
 
-    def __init__(self, model: EvalModel, context: Context, scale: Scale, arrange: Arrange = close) -> None:
-        self.model, self.context, self.scale = model, context, scale
+    `budgets`: how decode's heads differ in what they read of it; None: all alike.
+    """
+
+    def __init__(
+        self,
+        model: EvalModel,
+        context: Context,
+        scale: Scale,
+        arrange: Arrange = close,
+        budgets: HeadBudgets | None = None,
+    ) -> None:
+        self.model, self.context, self.scale, self.budgets = model, context, scale, budgets
         self._arrange = arrange
         self._records: dict[int, list[Records]] = {layer: [] for layer in model.tiered_layers}
         self._far: dict[int, Far] = {}
@@ -119,7 +130,7 @@ class Int8Reader:
 class HybridReader:
     """Reads as decode rows do, each row with a selection of its own. Collects the stats of tiered layers.
 
-    `choose(layer)` takes the place of the policy's selection.
+    `choose(layer)` takes the place of the policy's selection, and of the context's budgets by head.
     """
 
     def __init__(
@@ -149,7 +160,16 @@ class HybridReader:
         near, far = tiered.near(layer, k, v, start), tiered.far(layer)
         choose = None if self._choose is None else self._choose(layer)
         out, stats = hybrid(
-            q, positions, near, far, tiered.model.heads, self._policy, layer, choose=choose, only_count=True
+            q,
+            positions,
+            near,
+            far,
+            tiered.model.heads,
+            self._policy,
+            layer,
+            budgets=tiered.budgets if choose is None else None,
+            choose=choose,
+            only_count=True,
         )
         self._exact_shares.append(stats[:, 5] / (positions + 1))
         return out
