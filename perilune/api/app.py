@@ -29,13 +29,14 @@ from perilune.api import errors
 from perilune.api.auth import Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
+from perilune.api.counting import ANTHROPIC_COUNT, MOONSHOT_COUNT, RESPONSES_COUNT, CountTokens
 from perilune.api.estimate import Estimates
 from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.kv import KV
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
 from perilune.api.memory import MemoryViews
-from perilune.api.messages import ANTHROPIC, CountTokens
+from perilune.api.messages import ANTHROPIC
 from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
 from perilune.api.responses import RESPONSES, CreateResponse, KeptResponses
@@ -73,7 +74,9 @@ def create_app(
     resumables = Resumables()
     chat = ChatCompletions(service, settings, telemetry, resumables)
     messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
-    counting = CountTokens(service, settings)
+    count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
+    count_responses = CountTokens(service, settings, RESPONSES_COUNT)
+    count_chat = CountTokens(service, settings, MOONSHOT_COUNT)
     creating = CreateResponse(service, settings, telemetry, resumables, RESPONSES)
     kept = KeptResponses(service)
 
@@ -86,7 +89,12 @@ def create_app(
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
         *[Route(f"{root}/v1/messages", messages, methods=["POST"]) for root in ("", "/anthropic")],
-        *[Route(f"{root}/v1/messages/count_tokens", counting, methods=["POST"]) for root in ("", "/anthropic")],
+        *[
+            Route(f"{root}/v1/messages/count_tokens", count_messages, methods=["POST"])
+            for root in ("", "/anthropic")
+        ],
+        Route("/v1/responses/input_tokens", count_responses, methods=["POST"]),
+        Route("/v1/tokenizers/estimate-token-count", count_chat, methods=["POST"]),
         Route("/v1/responses", creating, methods=["POST"]),
         Route("/v1/responses/{response_id}", kept.item, methods=["GET", "DELETE"]),
         Route("/v1/responses/{response_id}/input_items", kept.input_items),

@@ -130,9 +130,12 @@ def parse_messages(
     return ChatCall(_request(wire, request_id, caller, arrival_s, settings), bool(wire.stream), True, False)
 
 
-def parse_count(body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> Request:
-    """The body of POST /v1/messages/count_tokens: as a message, but without `max_tokens`."""
-    return _request(_validated(body, settings), request_id, caller, arrival_s, settings)
+def parse_count_call(
+    body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings
+) -> ChatCall:
+    """The body of POST /v1/messages/count_tokens: as a message, but without `max_tokens`. See `dialect.Parse`."""
+    request = _request(_validated(body, settings), request_id, caller, arrival_s, settings)
+    return ChatCall(request, False, False, False)
 
 
 def _validated(body: bytes, settings: Settings) -> WireMessages:
