@@ -102,6 +102,7 @@ class Warmer:
             persist_owner=owner,
             prefill_only=True,
             kv_policy=self._kv_of(tenant),
+            tenant=tenant,
         )
         finished = await self._run(spec)
         if finished.reason is FinishReason.ERROR:

@@ -136,6 +136,7 @@ class LocalChat:
             service_class=call.service_class,
             shared_tokens=len(prompt),
             kv_policy=self._kv_of(call.tenant),
+            tenant=call.tenant,
         )
 
     def _fault(self, error: PeriluneError) -> BackendFault:
