@@ -2,9 +2,9 @@
 
     python -m bench.soak [--requests N] [--rounds N] [--minutes M] [--json FILE]
 
-Before, files are uploaded, asked and deleted. Requests come in rounds; after each the server is let idle and its own resident memory read. The first `WARM_SHARE`
-of the rounds warm up: caches and pools fill. Over the rest, the slope of memory over requests is told with its 95 %
-confidence interval. Knows the wire only.
+First files are uploaded, asked and deleted; then requests come in rounds. After each the server is let idle and
+its own resident memory read. The first `WARM_SHARE` of the rounds warm up too. Over the rest, the
+slope of memory over requests is told with its 95 % confidence interval. Knows the wire only.
 """
 
 from __future__ import annotations
