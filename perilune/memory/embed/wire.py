@@ -53,10 +53,21 @@ def read_answer(read: Read) -> tuple[dict[str, Any], bytes]:
     body, data = read(json_bytes), read(data_bytes)
     if len(body) < json_bytes or len(data) < data_bytes:
         raise WireError("it ended")
-    try:
-        said: dict[str, Any] = json.loads(body)
-    except ValueError:
-        raise WireError("it wrote something that is no answer") from None
+    said = _answer(body)
     if data_bytes != 4 * said["rows"] * said["width"]:
         raise WireError("it wrote a wrong number of vectors")
     return said, data
+
+
+def _answer(body: bytes) -> dict[str, Any]:
+    """The JSON of an answer. Raises `WireError` for anything else."""
+    try:
+        said: Any = json.loads(body)
+    except ValueError:
+        said = None
+    form = {"id": int, "rows": int, "width": int, "error": str}
+    if not isinstance(said, dict) or not all(type(said.get(name)) is kind for name, kind in form.items()):
+        raise WireError("it wrote something that is no answer")
+    if min(said["rows"], said["width"]) < 0:
+        raise WireError("it wrote something that is no answer")
+    return said

