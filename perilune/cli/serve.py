@@ -74,7 +74,7 @@ def check_port(host: str, port: int) -> None:
 async def _serve(settings: Settings) -> int:
     from perilune.api.app import create_app, serve
     from perilune.build import build
-    from perilune.cli.heap import limit_arenas
+    from perilune.cli.heap import limit_arenas, trim_at_rest
     from perilune.ops.logging import configure
 
     configure()
@@ -82,6 +82,7 @@ async def _serve(settings: Settings) -> int:
     say(f"loading {settings.model.path} …")
     app = build(settings, indexed=True)
     announced = None
+    trimming = asyncio.create_task(trim_at_rest())
     try:
         warn_if_slow(settings, app.kernels)
         await app.start()
@@ -96,6 +97,7 @@ async def _serve(settings: Settings) -> int:
         web = create_app(app.service, settings, telemetry=app.telemetry, metrics=app.metrics)
         return await serve(web, app.service, settings, ready)
     finally:
+        trimming.cancel()
         if announced is not None:
             announced.unlink(missing_ok=True)
         await app.close()

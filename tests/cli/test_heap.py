@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
-from perilune.cli.heap import limit_arenas
+from perilune.cli.heap import limit_arenas, trim_at_rest
 
 _COUNT = """
 import ctypes, re, sys, tempfile, threading
@@ -51,3 +53,49 @@ def test_threads_share_two_arenas() -> None:
 def test_the_environment_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "8")
     assert not limit_arenas()
+
+
+def test_free_heap_goes_back_after_work_and_only_then() -> None:
+    given = []
+
+    async def scenario() -> None:
+        task = asyncio.create_task(trim_at_rest(lambda: given.append(time.process_time()), 0.2))
+        await asyncio.sleep(1.0)
+        assert not given
+        begun_s = time.process_time()
+        while time.process_time() - begun_s < 1.2:
+            sum(range(10_000))
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            if given:
+                break
+        await asyncio.sleep(1.0)
+        task.cancel()
+
+    asyncio.run(scenario())
+    assert len(given) == 1
+
+
+_FREED = """
+import ctypes, re
+from perilune.cli.heap import limit_arenas, trim
+limit_arenas()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def resident(): return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+held = [libc.malloc(ctypes.c_size_t(100_000)) for _ in range(500)]
+for at in held:
+    ctypes.memset(at, 1, 100_000)
+most = resident()
+for at in held[:-1]:
+    libc.free(ctypes.c_void_p(at))
+kept = resident()
+assert trim()
+print(most - kept, most - resident())
+"""
+
+
+def test_pages_between_what_is_used_are_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before < 10 << 20 < 40 << 20 < after
