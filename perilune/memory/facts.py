@@ -75,6 +75,22 @@ _GOES_ON = re.compile(
 )
 """A clause that goes on with the subject of the one before."""
 
+_OF_ONESELF = frozenset(
+    (
+        "name",
+        "residence",
+        "origin",
+        "employer",
+        "workplace",
+        "occupation",
+        "age",
+        "studies",
+        "native language",
+        "speaks",
+    )
+)
+"""Keys whose statements have the user as their subject: "my daughter is called Mei, is five" goes on with hers."""
+
 _TRIM = " \t.,;:!?。，；：！？-–—\"'"
 
 
@@ -119,7 +135,7 @@ def _of_sentence(sentence: str, start: int, end: int, at_s: float) -> Iterator[F
                 return
             since_s = _since(sentence, at_s) if rule.dated else None
             yield Fact(key, value, start, end, since_s, rule.ends)
-            goes_on = _GOES_ON.match(sentence, at)
+            goes_on = _GOES_ON.match(sentence, at) if rule.key in _OF_ONESELF else None
             if goes_on is None:
                 break
             at, subject = (

@@ -49,6 +49,7 @@ def found(text: str) -> list[tuple[str, str]]:
         ("我的手机号是138-0013-8000。", [("phone", "138-0013-8000")]),
         ("我对花生过敏。", [("allergy", "花生")]),
         ("我女儿叫小雨。", [("女儿", "小雨")]),
+        ("我女儿叫小雨，今年五岁。", [("女儿", "小雨")]),
     ],
 )
 def test_statements(text: str, facts: list[tuple[str, str]]) -> None:
