@@ -37,6 +37,7 @@ format: setup
 soak: setup
 	$(PYTHON) -m pytest -m soak --timeout 7200
 	$(PYTHON) -m bench.soak --json docs/soak/$$(date +%F).json
+	$(PYTHON) -m bench.gateway --requests 100000
 
 demo: setup
 	$(PYTHON) -m perilune.cli.demo

@@ -1,8 +1,8 @@
 """An open-loop HTTP client: requests go out at their times, whether earlier ones were answered or not.
 
 Latency runs from the time at which a request should have been sent, so that a client or server that falls
-behind shows it. Bare asyncio protocols and a pool of connections: what it takes itself is small, and the same for everything
-it measures. Knows bytes and time only.
+behind shows it. Bare asyncio protocols and a pool of connections: what it takes itself is small, and the same for
+everything it measures. Knows bytes and time only.
 """
 
 from __future__ import annotations

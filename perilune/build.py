@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from perilune.engine.loop import EngineLoop
     from perilune.engine.scheduling import SchedulingPolicy
     from perilune.engine.stepper import TierPolicy
-    from perilune.memory.keys import Keyring
+    from perilune.memory.keys import KeyOwner, Keyring
     from perilune.memory.library import Library
     from perilune.memory.memory import Memory
     from perilune.memory.responses import ResponseStore
@@ -352,7 +352,8 @@ def _service(
     limits = KeyLimits(**{name: value or None for name, value in settings.limits.model_dump().items()})
     ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
     admission, view = Admission(places, telemetry), KVHealth(engine, settings)
-    return Service(parts, admission, _authenticator(keys), view, backends, ledger, Archive(answers))
+    authenticate, known = _authenticator(keys)
+    return Service(parts, admission, authenticate, view, backends, ledger, Archive(answers), known)
 
 
 def _backends(settings: Settings, parts: Parts) -> Backends:
@@ -476,12 +477,19 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _authenticator(keys: Keyring) -> Callable[[str | None], Caller]:
-    def authenticate(key: str | None) -> Caller:
-        owner = keys.authenticate(key)
+def _authenticator(
+    keys: Keyring,
+) -> tuple[Callable[[str | None], Caller], Callable[[str | None], Caller | None]]:
+    """What looks a key up, and what only knows those that were."""
+
+    def caller(owner: KeyOwner) -> Caller:
         return Caller(owner.tenant, owner.role, owner.deadline_s, owner.key_id, owner.limits)
 
-    return authenticate
+    def known(key: str | None) -> Caller | None:
+        owner = keys.known(key)
+        return caller(owner) if owner is not None else None
+
+    return lambda key: caller(keys.authenticate(key)), known
 
 
 def served_name(settings: Settings, files: ModelFiles) -> str:

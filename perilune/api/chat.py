@@ -161,7 +161,9 @@ class ChatCompletions:
             try:
                 async with self._in_time(), aclosing(events):
                     async for encoded, settled in events:
-                        if settled or out.started:
+                        if out.started:
+                            await out.write_soon(encoded)
+                        elif settled:
                             await out.write(encoded)
                         else:
                             out.hold(encoded)

@@ -20,6 +20,9 @@ COMMIT_AFTER_S = 0.15
 HEARTBEAT_S = 0.75
 """Longest silence on a started stream; well under the promised second."""
 
+MOST_HELD_BYTES = 64 * 1024
+"""Of events that wait to be sent together; then the writer waits, so that a slow client slows the answer."""
+
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -66,6 +69,7 @@ class EventStream:
         self._last_write_s = self._loop.time()
         self._ended = False
         self._heart: asyncio.Task[None] | None = None
+        self._flusher: asyncio.Task[None] | None = None
         self.started = False
         """Whether the status line is out: from here on errors are events."""
 
@@ -76,7 +80,10 @@ class EventStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        heart = self._heart
+        flusher, heart = self._flusher, self._heart
+        if flusher is not None:
+            flusher.cancel()
+            await asyncio.wait({flusher})
         if heart is not None:
             heart.cancel()
             await asyncio.wait({heart})
@@ -101,6 +108,19 @@ class EventStream:
             out, self._held = self._held + event, b""
             self._last_write_s = self._loop.time()
             await self._send({"type": "http.response.body", "body": out, "more_body": more})
+
+    async def write_soon(self, event: bytes) -> None:
+        """As `write`, but what comes before the loop turns goes out at once: a send costs more than a chunk."""
+        self._held += event
+        if len(self._held) >= MOST_HELD_BYTES:
+            await self.write(b"")
+        elif self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        self._flusher = None
+        if self._held:
+            await self.write(b"")
 
     async def end(self, last: bytes = b"") -> None:
         """Send `last` and close the response."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from perilune.core import KeyLimits
 from perilune.errors import ConfigError, InvalidRequest, NotFound, Unauthenticated
 from perilune.memory.keys import KeyOwner, Keyring
 from perilune.memory.store import DATABASE_FILE, Store
@@ -127,3 +128,37 @@ def test_tenant_secret_is_made_once_by_racing_threads(store: Store, tmp_path: Pa
         thread.join()
     assert len(found) == 8
     assert len(set(found)) == 1
+
+
+def test_a_known_key_is_found_at_once_until_anything_is_written(
+    keyring: Keyring, store: Store, tmp_path: Path
+) -> None:
+    key, info = keyring.create("acme", deadline_s=2.5)
+    assert keyring.known(key) is None  # never looked up
+    keyring.authenticate(key)  # notes that the key was used, which is a change
+    assert keyring.known(key) is None
+    owner = keyring.authenticate(key)
+    assert keyring.known(key) == owner
+    assert keyring.known(None) is None
+    assert keyring.known("pl-other") is None
+    other = Store(tmp_path)  # as another process would
+    Keyring(other, tmp_path).revoke(info.key_id)
+    other.close()
+    assert keyring.known(key) is None
+    with pytest.raises(Unauthenticated):
+        keyring.authenticate(key)
+    assert keyring.known(key) is None
+
+
+def test_limits_are_set_shown_and_lifted(keyring: Keyring) -> None:
+    key, info = keyring.create(limits=KeyLimits(requests_per_minute=60, budget=0.0))
+    assert keyring.authenticate(key).limits == KeyLimits(requests_per_minute=60, budget=0.0)
+    changed = keyring.set_limits(info.key_id, {"requests_per_minute": None, "tokens_per_day": 1000})
+    assert changed.limits == KeyLimits(tokens_per_day=1000, budget=0.0)
+    assert keyring.known(key) is None
+    assert keyring.authenticate(key).limits == keyring.list()[0].limits == changed.limits
+    with pytest.raises(NotFound):
+        keyring.set_limits("key-none", {})
+    for wrong in (0, -5, float("inf"), float("nan")):
+        with pytest.raises(InvalidRequest):
+            keyring.set_limits(info.key_id, {"tokens_per_minute": wrong})
