@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from perilune.runtime.kv.disk import DiskKVStore
     from perilune.runtime.kv.sizing import TierSettings
     from perilune.runtime.loader import LoadedModel, ModelInfo
+    from perilune.service.abstain import Abstain
     from perilune.service.answer import Limits, Parts
     from perilune.service.backends.openai import Address
     from perilune.service.pool import Backends
@@ -346,6 +347,7 @@ def _service(
         telemetry=telemetry,
         kv_of=kv_of,
         preset=settings.attention.preset,
+        abstain=Abstain(settings.memory.abstain),
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
     backends = _backends(settings, parts)

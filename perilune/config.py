@@ -252,6 +252,11 @@ class MemorySettings(Block):
     profile: bool = Field(
         True, description="Learn facts about the user from what they say in sessions, and use them in sessions."
     )
+    abstain: Literal["off", "say", "refuse"] = Field(
+        "say",
+        description="Where a search over documents finds nothing it trusts: say so before the answer, refuse (say "
+        "only that), or off.",
+    )
     synonyms: tuple[str, ...] = Field(
         (), description="Files of synonym groups, besides the built-in ones for legal text and support."
     )

@@ -312,6 +312,34 @@ class SessionTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """A range of event times, both ends included, in seconds since the epoch; None is open."""
+
+    since_s: float | None = None
+    until_s: float | None = None
+
+
+ANY_TIME = Times()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What a search found: `hits`, best first.
+
+    `kind` is lookup, order, count or whole. Where it isn't a lookup, `evidence` is the set that the question needs,
+    in the order in which things happened. `confidence` (0 to 1) is the chance that the best hits hold what was
+    asked, None where it isn't known; `doubtful` that it is too low to answer from. `missing` says what the search
+    did without."""
+
+    hits: tuple[SessionTurn | Passage, ...] = ()
+    kind: str = "lookup"
+    evidence: tuple[SessionTurn | Passage, ...] = ()
+    confidence: float | None = None
+    doubtful: bool = False
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SessionInfo:
     """A kept conversation: how many turns, and when the first and the last were said."""
 
@@ -551,6 +579,7 @@ class Report:
     attempts: tuple[Attempt, ...] = ()  # empty where the question went to the local engine and nowhere else
     cost: float | None = None  # by the configured prices; None for the local engine
     memory: MemoryUse = MemoryUse()
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

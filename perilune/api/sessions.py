@@ -5,6 +5,7 @@ Knows the wire; what is kept is the service's. Every call sees its caller's tena
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -15,8 +16,8 @@ from perilune.api.auth import caller_of, require_writer
 from perilune.api.limits import number_of, parse_json_object, read_body
 from perilune.api.schema import MAX_SESSIONS, SessionId, Wire, wrong_field
 from perilune.api.wire import json_response
-from perilune.core import Passage, SessionInfo, SessionTurn
-from perilune.errors import NotFound
+from perilune.core import Passage, SearchResult, SessionInfo, SessionTurn, Times
+from perilune.errors import InvalidRequest, NotFound
 from perilune.memory.session_ids import is_session_id
 from perilune.service.ports import ServiceApi
 
@@ -25,6 +26,7 @@ DEFAULT_LIMIT = 100
 MAX_HITS = 100
 MAX_QUERY_CHARS = 8_192
 _MAX_BODY_BYTES = 64 * 1024
+_DAY_S = 86_400 - 1e-3
 _MAX_TURN = 999_999_999
 
 
@@ -34,6 +36,8 @@ class WireSearch(Wire):
     query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
     sessions: Annotated[list[SessionId], Field(min_length=1, max_length=MAX_SESSIONS)] | None = None
     limit: int = Field(10, ge=1, le=MAX_HITS)
+    since: float | str | None = None
+    until: float | str | None = None
 
 
 class Sessions:
@@ -77,8 +81,9 @@ class Sessions:
         except ValidationError as error:
             raise wrong_field(error) from None
         tenant = caller_of(request.scope).tenant
-        found = await self._kept.search(tenant, wire.sessions, wire.query, wire.limit)
-        return json_response({"object": "list", "data": [hit_dict(hit) for hit in found]})
+        times = Times(_instant(wire.since, "since"), _instant(wire.until, "until"))
+        found = await self._kept.search(tenant, wire.sessions, wire.query, wire.limit, times)
+        return json_response(search_dict(found))
 
 
 def session_id_of(request: Request) -> str:
@@ -87,6 +92,34 @@ def session_id_of(request: Request) -> str:
     if not is_session_id(session_id):
         raise NotFound("There is no such session.", hint="GET /v1/sessions lists yours.", param="session")
     return session_id
+
+
+def _instant(given: float | str | None, field: str) -> float | None:
+    """Seconds since the epoch of a number, an ISO 8601 time, or a date: its beginning for `since`, its end for
+    `until`. Without a zone it is UTC. Raises `InvalidRequest`."""
+    if not isinstance(given, str):
+        return given
+    try:
+        at = datetime.fromisoformat(given)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        whole_day = field == "until" and len(given) <= len("2026-03-01")
+        return at.timestamp() + (_DAY_S if whole_day else 0)
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            f"{field} is no time.", hint="Give a date like 2026-03-01, an ISO 8601 time, or seconds.", param=field
+        ) from None
+
+
+def search_dict(found: SearchResult) -> dict[str, Any]:
+    """What a search found: see docs/api.md."""
+    return {
+        "object": "list",
+        "data": [hit_dict(hit) for hit in found.hits],
+        "kind": found.kind,
+        "evidence": [hit_dict(hit) for hit in found.evidence],
+        "confidence": None if found.confidence is None else round(found.confidence, 4),
+        "missing": list(found.missing),
+    }
 
 
 def session_dict(info: SessionInfo) -> dict[str, Any]:

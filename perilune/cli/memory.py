@@ -23,15 +23,32 @@ T = TypeVar("T")
 _SHOWN_CHARS = 100
 
 
-def search(settings: Settings, query: str, session_ids: Sequence[str], limit: int, as_json: bool) -> None:
-    """Print what is found, best first. Raises `NotFound` for a session that isn't there."""
-    found = _asked(settings, lambda client: client.search_memory(query, session_ids, limit))["data"]
+def search(
+    settings: Settings,
+    query: str,
+    session_ids: Sequence[str],
+    limit: int,
+    times: tuple[str | None, str | None],
+    as_json: bool,
+) -> None:
+    """Print what is found: the set of evidence in order of time, where the question needs one, then hits, best
+    first. Raises `NotFound` for a session that isn't there."""
+    found = _asked(settings, lambda client: client.search_memory(query, session_ids, limit, *times))
+    hits, evidence = found["data"], found["evidence"]
     if as_json:
-        print_json({"hits": found})
-    elif not found:
+        print_json({"hits": hits, **{key: value for key, value in found.items() if key not in ("object", "data")}})
+        return
+    for heading, part in ((f"In order of time ({found['kind']}):", evidence), ("Best hits:", hits)):
+        if part:
+            if evidence:
+                say(heading)
+            table(("WHERE", "WHO", "WHEN", "TEXT"), [_row(hit) for hit in part])
+    if not hits:
         say("Nothing was found.")
-    else:
-        table(("WHERE", "WHO", "WHEN", "TEXT"), [_row(hit) for hit in found])
+    elif found["confidence"] is not None:
+        say(f"Confidence that the best hits hold it: {found['confidence']:.0%}.")
+    for fault in found["missing"]:
+        say(fault)
 
 
 def forget(settings: Settings, session_id: str, as_json: bool) -> None:

@@ -24,12 +24,14 @@ def memory_search(
         list[str] | None, typer.Option("--session", help="Only this session; again for more.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Most results.")] = 10,
+    since: Annotated[str | None, typer.Option(help="Turns of this day or later (2026-03-01).")] = None,
+    until: Annotated[str | None, typer.Option(help="Turns of this day or earlier.")] = None,
     as_json: Json = False,
 ) -> None:
     """Search sessions and documents of the running server."""
     from perilune.cli import memory as verb
 
-    verb.search(ctx.obj.settings(), text, sessions or (), limit, as_json)
+    verb.search(ctx.obj.settings(), text, sessions or (), limit, (since, until), as_json)
 
 
 @memory_app.command("show")

@@ -132,9 +132,11 @@ class RemoteClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._lost(error) from error
 
-    async def search_memory(self, query: str, session_ids: Sequence[str], limit: int) -> dict[str, Any]:
+    async def search_memory(
+        self, query: str, session_ids: Sequence[str], limit: int, since: str | None, until: str | None
+    ) -> dict[str, Any]:
         """The best turns of these sessions; without any, of everything that is kept."""
-        body: dict[str, Any] = {"query": query, "limit": limit}
+        body: dict[str, Any] = {"query": query, "limit": limit, "since": since, "until": until}
         if session_ids:
             body["sessions"] = list(session_ids)
         return await self._json("POST", "/v1/memory/search", data=aiohttp.JsonPayload(body))

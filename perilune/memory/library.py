@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 
 from perilune.config import DocumentSettings
-from perilune.core import FileRecord, FileStatus, Page, Passage
+from perilune.core import FileRecord, FileStatus, Page, Passage, SearchResult
 from perilune.errors import Conflict, NotFound, UnsupportedDocument
 from perilune.memory import audit, entries, sanitise
 from perilune.memory.analyse import Analyser
@@ -352,7 +352,11 @@ class Library:
     # ----------------------------------------------------------------------------------------------- search
 
     def search(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> list[Passage]:
-        """Best passages first, over what is indexed so far; empty where no word of the query occurs.
+        """The hits of `find`."""
+        return [hit for hit in self.find(tenant, file_ids, query, limit).hits if isinstance(hit, Passage)]
+
+    def find(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> SearchResult:
+        """Best passages first, over what is indexed so far; none where no word of the query occurs.
 
         A question about the documents as a whole gets their opening passages and an even spread of the rest.
         Raises `NotFound` where one of the files isn't the tenant's.
@@ -362,12 +366,24 @@ class Library:
         with self._store.read() as connection:
             counts = _passage_counts(connection, tenant, ids)
             if whole:
-                return _texts(connection, _spread(counts, limit))
+                return SearchResult(tuple(_texts(connection, _spread(counts, limit))), "whole")
             if self._memory is None:
-                return _texts(connection, rank(_segments(connection, ids), Analyser().query_terms(query), limit))
+                ranked = rank(_segments(connection, ids), Analyser().query_terms(query), limit)
+                return SearchResult(tuple(_texts(connection, ranked)))
         found = self._memory.search(query, Scope(tenant, sources=tuple(ids)), limit)
         with self._store.read() as connection:
-            return _texts(connection, [Hit(hit.source_id, hit.number, hit.score) for hit in found.hits])
+            hits, evidence = (
+                tuple(_texts(connection, [Hit(hit.source_id, hit.number, hit.score) for hit in part]))
+                for part in (found.hits, found.evidence)
+            )
+        return SearchResult(
+            hits,
+            found.kind.value,
+            evidence,
+            found.confidence if found.measured else None,
+            found.doubtful,
+            found.missing,
+        )
 
     def search_faults(self) -> list[str]:
         """Why searches find less than they could, in sentences for people; empty where nothing is amiss."""

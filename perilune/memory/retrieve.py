@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -20,9 +20,12 @@ import sqlalchemy as sa
 
 from perilune.memory import entries, scoring
 from perilune.memory.analyse import Analyser
-from perilune.memory.confidence import confidence
+from perilune.memory.asked import Kind, read
+from perilune.memory.confidence import ABSTAIN_BELOW, BEST, FITTED_MODEL, Ranking, confidence, signs_of
+from perilune.memory.confidence import Signs as Trust
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
 from perilune.memory.entries import Entry, Text
+from perilune.memory.gather import Gatherer, Member, narrowed
 from perilune.memory.indexer import decode
 from perilune.memory.language import detect
 from perilune.memory.postings import term_hash
@@ -56,7 +59,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A found entry. `text[start:end]` of a file's whole text is `text`; turns have no such range."""
+    """A found entry. `text[start:end]` of a file's whole text is `text`; turns have no such range. `at` is when it
+    was said; `happened_s`, in a set of evidence, when what it tells happened (both seconds since the epoch)."""
 
     entry_id: int
     source_id: str
@@ -68,21 +72,33 @@ class Hit:
     speaker: str | None
     at: float | None
     score: float
+    happened_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Hits, best first. `confidence` (0 to 1) grows with the chance that the best ones hold what was asked; its
-    weights were set by hand, so it is no probability.
+    """Hits, best first. `confidence` is the chance that one of the best five holds what was asked, told from
+    `signs` (`confidence.py`).
 
-    `missing` says which part of the search was out of use, in words for people; `scanned` that every entry was
-    read.
+    Where the best hits can't answer (`kind` is no lookup), `evidence` is the set of entries that the question
+    needs, in the order in which things happened. `missing` says which part of the search was out of use, in words
+    for people; `scanned` that every entry was read; `measured` that `confidence` is a measured chance: question
+    and hits have vectors of the model that it was fitted with.
     """
 
     hits: tuple[Hit, ...]
     confidence: float
     missing: tuple[str, ...] = ()
     scanned: bool = False
+    kind: Kind = Kind.LOOKUP
+    evidence: tuple[Hit, ...] = ()
+    signs: Trust = field(default_factory=Trust)
+    measured: bool = False
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the sources don't hold what was asked, as far as can be told. Only a lookup can be."""
+        return self.kind is Kind.LOOKUP and self.measured and self.confidence < ABSTAIN_BELOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +110,7 @@ class _Question:
     mean_length: float
     vector: Vector | None
     named: list[Span]
+    own: Mapping[int, float]  # its own terms -> idf, also those that no entry holds
     unknown: float  # share of its own terms that no entry holds
 
 
@@ -113,6 +130,7 @@ class Retriever:
         self._index = index
         self._embedder = embedder
         self._synonyms = synonyms or Synonyms.none()
+        self.gatherer = Gatherer(store, embedder, self._synonyms)
         self._clock = clock
         self._index_failed = index_failed
         self._pool = ThreadPoolExecutor(4, "retrieve")
@@ -131,23 +149,28 @@ class Retriever:
             known = entries.statistics(connection, scope.tenant, terms)
         if known.entries == 0 or limit <= 0:
             return Found((), 0.0)
+        now = now or self._clock()
+        asked = read(query)
+        evidence = self._evidence(self.gatherer.gather(asked, query, scope, now, self._analyser(), missing))
         question = _Question(
             query,
             _weighed(terms, known),
             known.mean_length,
             None,
-            spans(query, now or self._clock()),
-            _unknown_share(terms, known),
+            spans(query, now),
+            *_own(terms, known),
         )
         words = self._ask_words(question, scope)  # runs while the question is embedded
         question = replace(question, vector=self._vector(embedding, missing))
         pool, scanned = self._candidates(question, scope, words, missing), False
         if pool is None:
             pool, scanned = self._scan(question, scope), True
-        ranked = self._rank(pool, question)
+        ranked = self._rank(pool, question, limit)
         if not scanned and ranked.confidence < LOW_CONFIDENCE and self._is_small(scope, known.entries):
-            ranked, scanned = self._rank(self._scan(question, scope), question), True
-        return Found(self._texts(ranked.best[:limit]), ranked.confidence, tuple(dict.fromkeys(missing)), scanned)
+            ranked, scanned = self._rank(self._scan(question, scope), question, limit), True
+        told = tuple(dict.fromkeys(missing))
+        hits, sure = ranked.hits[:limit], ranked.confidence
+        return Found(hits, sure, told, scanned, asked.kind, evidence, ranked.signs, ranked.measured)
 
     # ----------------------------------------------------------------------------------------------- the question
 
@@ -246,16 +269,26 @@ class Retriever:
 
     # -------------------------------------------------------------------------------------------------- ranking
 
-    def _rank(self, pool: Sequence[Entry], question: _Question) -> _Ranked:
+    def _rank(self, pool: Sequence[Entry], question: _Question, limit: int) -> _Ranked:
         pool = [pool[at] for at in order_of(pool)]
         if not pool:
-            return _Ranked([], 0.0)
+            return _Ranked((), Trust(unknown=1.0), 0.0, question.vector is not None)
         words, dense = _scores(pool, question)
         scores = fuse(pool, words, dense, _signs(pool, question), WEIGHTS)
         relevant = (words > 0) | (np.nan_to_num(dense, nan=-1.0) > 0)
         order = [int(at) for at in np.argsort(-scores, kind="stable") if relevant[at]]
-        best = [(pool[at], float(scores[at])) for at in order]
-        return _Ranked(best, confidence(scores, words, order, question.unknown))
+        hits = self._texts([(pool[at], float(scores[at])) for at in order[: max(limit, BEST)]])
+        ranking = Ranking(pool, words, dense, scores, order)
+        best = [hit.text for hit in hits[:BEST]]
+        signs = signs_of(question.text, question.own, question.unknown, question.named, ranking, best)
+        measured = self._model == FITTED_MODEL and not np.isnan(dense[order[:BEST]]).any()
+        return _Ranked(hits, signs, confidence(signs) if order else 0.0, measured)
+
+    def _evidence(self, members: Sequence[Member]) -> tuple[Hit, ...]:
+        """The set of a question that the best hits can't answer; its hits have no score."""
+        happened = {member.entry.id: member.happened_s for member in members}
+        hits = self._texts([(member.entry, 0.0) for member in members])
+        return tuple(replace(hit, happened_s=happened[hit.entry_id]) for hit in hits)
 
     def _texts(self, best: Sequence[tuple[Entry, float]]) -> tuple[Hit, ...]:
         with self._store.read() as connection:
@@ -269,8 +302,10 @@ class Retriever:
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    best: list[tuple[Entry, float]]
+    hits: tuple[Hit, ...]
+    signs: Trust
     confidence: float
+    measured: bool
 
 
 def _place(text: Text) -> tuple[str, int | None, int | None, int | None]:
@@ -328,22 +363,17 @@ def _names(speaker: str | None, question: str, words: Iterable[str]) -> bool:
 
 def _scopes(question: _Question, scope: Scope) -> list[Scope]:
     """The scope, and its parts in the times that the question names."""
-    return [scope, *(_within(scope, span) for span in question.named)]
+    return [scope, *(narrowed(scope, span) for span in question.named)]
 
 
-def _within(scope: Scope, span: Span) -> Scope:
-    """The part of the scope in a time that the question names."""
-    since = span.since_s if scope.since_s is None else max(scope.since_s, span.since_s)
-    until = span.until_s if scope.until_s is None else min(scope.until_s, span.until_s)
-    return replace(scope, since_s=since, until_s=until)
-
-
-def _unknown_share(terms: Mapping[int, float], known: entries.Statistics) -> float:
-    """Share of the question's own terms (not their synonyms) that occur nowhere."""
+def _own(terms: Mapping[int, float], known: entries.Statistics) -> tuple[dict[int, float], float]:
+    """The question's own terms (not their synonyms) with their idf, and the share of them that occurs nowhere."""
     own = [term for term, weight in terms.items() if weight == 1.0]
     if not own:
-        return 1.0
-    return sum(1 for term in own if not known.holders.get(term)) / len(own)
+        return {}, 1.0
+    holders = [known.holders.get(term, 0) for term in own]
+    idf = scoring.inverse_frequency(holders, known.entries)
+    return dict(zip(own, idf.tolist(), strict=True)), holders.count(0) / len(own)
 
 
 def _clipped(query: str) -> str:

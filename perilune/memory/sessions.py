@@ -13,7 +13,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from perilune.core import Passage, ProfileFact, SessionInfo, SessionTurn, SummarySentence
+from perilune.core import (
+    ANY_TIME,
+    Passage,
+    ProfileFact,
+    SearchResult,
+    SessionInfo,
+    SessionTurn,
+    SummarySentence,
+    Times,
+)
 from perilune.errors import InvalidRequest, NotFound
 from perilune.memory import audit, entries, export, profile
 from perilune.memory.facts import MAX_KEY_CHARS, MAX_VALUE_CHARS, normal_key
@@ -65,12 +74,21 @@ class Sessions:
         return [SessionTurn(row.source_id, row.number + 1, row.speaker or "", row.text, row.at) for row in rows]
 
     def search(
-        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
-    ) -> list[SessionTurn | Passage]:
-        """The best turns of these sessions, best first; None: of all sessions, and passages of all files."""
+        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
+    ) -> SearchResult:
+        """The best turns of these sessions; None: of all sessions, and passages of all files. Of a range of times
+        there are turns only: passages have none."""
         sources = None if session_ids is None else tuple(session_ids)
-        found = self._memory.search(query, Scope(tenant, sources=sources), limit)
-        return [_shown(hit) for hit in found.hits]
+        scope = Scope(tenant, sources=sources, since_s=times.since_s, until_s=times.until_s)
+        found = self._memory.search(query, scope, limit)
+        return SearchResult(
+            tuple(map(_shown, found.hits)),
+            found.kind.value,
+            tuple(map(_shown, found.evidence)),
+            found.confidence if found.measured else None,
+            found.doubtful,
+            found.missing,
+        )
 
     def delete(self, tenant: str, session_id: str) -> None:
         """Remove the session's turns, their vectors and what the index knows of them. Raises `NotFound`."""

@@ -27,6 +27,12 @@ _THIRDS = {
     "底": (21, 31),
     "末": (21, 31),
 }
+_ZH_DIGITS = "一二三四五六七八九"
+_ZH_NUMERAL = re.compile(
+    r"(?<![零〇一二三四五六七八九十])(?:三?十[一二三四五六七八九]?|二十[一二三四五六七八九]?|[一二三四五六七八九])(?=[月日号])"
+)
+_DAY_S = 86_400
+_MAX_TOLD_CHARS = 1_000
 _MIN_YEAR, _MAX_YEAR = 1900, 2100
 MAX_SPANS = 8
 """Times read from a question: each is a search of its own, and a pasted log names thousands."""
@@ -45,7 +51,7 @@ class Span:
 def spans(question: str, now: datetime) -> list[Span]:
     """What the question names, each time once, without what lies inside an already read expression."""
     found: list[Span] = []
-    rest = question
+    rest = _ZH_NUMERAL.sub(lambda match: str(_zh_number(match[0])), question)
     for pattern, read in _PATTERNS:
         for match in pattern.finditer(rest):
             span = _safely(read, match, now)
@@ -99,6 +105,12 @@ def _last(month: int, now: datetime, day: int = 1) -> int:
 def _number(word: str) -> int:
     """1 to 12 of an English month's name."""
     return next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(word.lower().rstrip(".")[:3]))
+
+
+def _zh_number(word: str) -> int:
+    """一 to 三十一."""
+    tens, ten, ones = word.rpartition("十")
+    return (_ZH_DIGITS.find(tens) + 1 if tens else 1) * 10 * bool(ten) + (_ZH_DIGITS.find(ones) + 1 if ones else 0)
 
 
 def _zh_date(match: _Match, now: datetime) -> Span:
@@ -193,3 +205,14 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[_Match, datetime], Span | None
 def covered(at_s: float | None, named: list[Span]) -> bool:
     """Whether a time lies in one of the ranges."""
     return at_s is not None and any(span.since_s <= at_s <= span.until_s for span in named)
+
+
+def event_time(text: str, told_s: float | None) -> float | None:
+    """When what a text tells happened: on the one past day that it names ("they did it on 19 April"), else when it
+    was told. Texts with several days tell several things, and days to come are plans."""
+    if told_s is None:
+        return None
+    named = spans(text[:_MAX_TOLD_CHARS], datetime.fromtimestamp(told_s, UTC))
+    if len(named) == 1 and named[0].until_s - named[0].since_s < _DAY_S and named[0].since_s <= told_s:
+        return min(named[0].since_s + _DAY_S / 2, told_s)
+    return told_s

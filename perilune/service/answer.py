@@ -15,6 +15,7 @@ from functools import partial
 
 from perilune.core import (
     CachedTokens,
+    ChoiceFinished,
     Citation,
     CitationAdded,
     Completed,
@@ -22,6 +23,7 @@ from perilune.core import (
     Degradation,
     Event,
     FileRecord,
+    FinishReason,
     KVPolicy,
     MemoryUse,
     Plan,
@@ -29,6 +31,7 @@ from perilune.core import (
     Planned,
     Report,
     Request,
+    SearchResult,
     SequenceSpec,
     ServiceClass,
     SessionTurn,
@@ -36,10 +39,12 @@ from perilune.core import (
     TextDelta,
     TokenReport,
     TurnCitation,
+    Usage,
 )
 from perilune.errors import PeriluneError
 from perilune.memory.session_ids import profile_owner, session_owner
 from perilune.service import background, languages, presets
+from perilune.service.abstain import Abstain, disclosed, sentence
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, Conversation, Prompt
 from perilune.service.documents import DocumentService, joint_owner
@@ -117,6 +122,7 @@ class Parts:
     telemetry: Telemetry
     kv_of: Callable[[str], KVPolicy] = presets.all_full
     preset: str = presets.AUTO
+    abstain: Abstain = Abstain.SAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,7 @@ class Answer:
         self._visit: Visit | None = None
         self._recalled: list[SessionTurn] = []
         self._background = background.Background()
+        self._found: SearchResult | None = None  # of the search whose hits the model reads; turns before passages
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer, the first before any slow work. Errors are raised; `BetterElsewhere` before
@@ -205,6 +212,7 @@ class Answer:
                 yield StageStarted("composing")
             for item in self._cite(refined):
                 yield item
+            self._found = refined.found or self._found
             ready = _Ready(refined.prompt, material.offered, refined.exact, refined.degradations)
             # Passages may differ for every question, so they don't go to disk; owned they are all the same, so that
             # deleting the file drops them.
@@ -222,10 +230,53 @@ class Answer:
             *self._language(conversation),
             *parts.model.past_its_length(len(ready.prompt)),
         )
+        if self._is_doubtful(plan, records):
+            degradations = (*degradations, disclosed(self._found))
         degradations = tuple(dict.fromkeys(degradations))
+        async with aclosing(self._spoken(plan, spec, ready, degradations, records, conversation)) as events:
+            async for event in events:
+                yield event
+
+    # ----------------------------------------------------------------------------------- abstention
+
+    async def _spoken(
+        self,
+        plan: Plan,
+        spec: SequenceSpec,
+        ready: _Ready,
+        degradations: tuple[Degradation, ...],
+        records: list[FileRecord],
+        conversation: Conversation,
+    ) -> AsyncGenerator[Event, None]:
+        """What the model says, behind or instead of what is said where the documents don't contain it."""
+        parts, request = self._parts, self._request
+        doubt = self._doubt(records, conversation) if self._is_doubtful(plan, records) else ""
+        for choice in range(request.n if doubt else 0):
+            yield TextDelta(choice, doubt)
+        if doubt and parts.abstain is Abstain.REFUSE:
+            for choice in range(request.n):
+                yield ChoiceFinished(choice, FinishReason.STOP)
+            outcome = Outcome(parts.clock() - request.arrival_s, CachedTokens(), Usage(0, 0, 0))
+            yield self._completed(plan, replace(ready, exact=0), degradations, outcome)
+            return
         async with aclosing(self._run(plan, spec, ready, degradations, records, conversation)) as events:
             async for event in events:
                 yield event
+
+    def _is_doubtful(self, plan: Plan, records: Sequence[FileRecord]) -> bool:
+        """Whether the documents don't contain what was asked, as far as the search can tell. Not where all of them
+        was read; nor of turns, which are an addition: who asks for a poem isn't told that no turn holds one."""
+        if plan.kind is not PlanKind.REFINED or not records or self._parts.abstain is Abstain.OFF:
+            return False
+        return self._found is not None and self._found.doubtful
+
+    def _doubt(self, records: Sequence[FileRecord], conversation: Conversation) -> str:
+        """What the answer begins with then; nothing where it has a given form or may be a call."""
+        parts, request = self._parts, self._request
+        if request.sampling.grammar or request.tools.offered:
+            return ""
+        end = "" if parts.abstain is Abstain.REFUSE else "\n\n"
+        return sentence(parts.detect_language(conversation.question), records) + end
 
     # ------------------------------------------------------------------------------------- recall
 
@@ -235,7 +286,7 @@ class Answer:
         """The conversation with what is known of the user and the session so far, and with the earlier turns
         that help with its question, as far as the window has room."""
         parts, request = self._parts, self._request
-        found = await parts.sessions.recall(
+        self._found, found = await parts.sessions.recall(
             request.tenant, request.recall, request.session_id, conversation.query, CANDIDATES
         )
         room = self._room()
@@ -464,6 +515,7 @@ class Answer:
             citations=tuple(self._citations),
             degradations=degradations,
             memory=MemoryUse(self._background.facts, self._background.sentences),
+            confidence=self._found.confidence if self._found else None,
         )
         return Completed(outcome.usage, report)
 

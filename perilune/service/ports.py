@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 from perilune.core import (
+    ANY_TIME,
     CachedTokens,
     EngineEvent,
     EngineStats,
@@ -23,10 +24,12 @@ from perilune.core import (
     Plan,
     ProfileFact,
     Request,
+    SearchResult,
     SequenceSpec,
     SessionInfo,
     SessionTurn,
     SummarySentence,
+    Times,
 )
 from perilune.memory.responses import KeptResponse
 
@@ -164,6 +167,10 @@ class Library(Protocol):
         ...
 
     def search(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> list[Passage]:
+        """The hits of `find`."""
+        ...
+
+    def find(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> SearchResult:
         """Best passages first, over what is indexed so far."""
         ...
 
@@ -193,9 +200,9 @@ class SessionStore(Protocol):
         ...
 
     def search(
-        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
-    ) -> list[SessionTurn | Passage]:
-        """The best turns of these sessions, best first; None: of all sessions, and passages of all files."""
+        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
+    ) -> SearchResult:
+        """The best turns of these sessions; None: of all sessions, and passages of all files."""
         ...
 
     def delete(self, tenant: str, session_id: str) -> None:
@@ -277,8 +284,8 @@ class Conversations(Protocol):
     async def get(self, tenant: str, session_id: str) -> SessionInfo: ...
     async def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]: ...
     async def search(
-        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
-    ) -> list[SessionTurn | Passage]: ...
+        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
+    ) -> SearchResult: ...
     async def delete(self, tenant: str, session_id: str) -> None: ...
     async def profile(self, tenant: str, history: bool) -> list[ProfileFact]: ...
     async def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None: ...

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perilune.core import Citation, Degradation, FileRecord, Passage
+from perilune.core import Citation, Degradation, FileRecord, Passage, SearchResult
 from perilune.service.compose import PASSAGE_INSTRUCTIONS, Composer, Conversation, Prompt
 from perilune.service.passages import choose_passages, citation
 from perilune.service.ports import Library
@@ -33,6 +33,7 @@ class Refined:
     exact: int
     citations: tuple[Citation, ...] = ()
     degradations: tuple[Degradation, ...] = ()
+    found: SearchResult | None = None  # what the search for passages gave; None where there was none
 
 
 class Refiner:
@@ -55,7 +56,7 @@ class Refiner:
             prompt = self._composer.compose([], kept, "")
             return Refined(prompt, len(prompt), (), tuple(said))
         passages, found = self._passages(records, conversation, budget - self._base(kept))
-        if not found:
+        if not found.hits:
             said.append(
                 Degradation(
                     "nothing_found",
@@ -68,7 +69,8 @@ class Refiner:
         pieces = [self._piece(passage, names) for passage in passages]
         prompt = self._composer.compose(pieces, kept, PASSAGE_INSTRUCTIONS)
         labels = sum(map(len, pieces)) - sum(self._composer.count(p.text) for p in passages)
-        return Refined(prompt, len(prompt) - labels, tuple(citation(p, names) for p in passages), tuple(said))
+        citations = tuple(citation(p, names) for p in passages)
+        return Refined(prompt, len(prompt) - labels, citations, tuple(said), found)
 
     def _base(self, kept: Conversation) -> int:
         """Tokens that are spent before the first passage."""
@@ -94,23 +96,26 @@ class Refiner:
 
     def _passages(
         self, records: Sequence[FileRecord], conversation: Conversation, budget: int
-    ) -> tuple[list[Passage], bool]:
-        """(chosen passages, whether the search found them)."""
+    ) -> tuple[list[Passage], SearchResult]:
+        """(chosen passages, what the search gave). The set that a question about order or counts needs comes
+        first."""
         names = {record.file_id: record.filename for record in records}
 
         def count(passage: Passage) -> int:
             return len(self._piece(passage, names))
 
-        found = self._library.search(self._tenant, list(names), conversation.query, CANDIDATES)
-        if found:
-            return choose_passages(found, budget, count, list(names)), True
+        found = self._library.find(self._tenant, list(names), conversation.query, CANDIDATES)
+        if found.hits:
+            ranked = [each for each in (*found.evidence, *found.hits) if isinstance(each, Passage)]
+            distinct = list({(each.file_id, each.start): each for each in ranked}.values())
+            return choose_passages(distinct, budget, count, list(names)), found
         opening = [
             Passage(record.file_id, page.number, page.start, page.end, page.text, 0.0, page.anchor)
             for record in records
             for page in self._library.pages(self._tenant, record.file_id)[:OPENING_PAGES]
             if page.text.strip()
         ]
-        return choose_passages(opening, budget, count, list(names)), False
+        return choose_passages(opening, budget, count, list(names)), found
 
     def _piece(self, passage: Passage, names: dict[str, str]) -> array[int]:
         return self._composer.passage_piece(names[passage.file_id], passage)

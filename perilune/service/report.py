@@ -34,6 +34,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "attempts": [attempt_dict(attempt) for attempt in report.attempts],
         "cost": report.cost,
         "memory": memory_dict(report.memory),
+        "confidence": None if report.confidence is None else round(report.confidence, 4),
     }
 
 

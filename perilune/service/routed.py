@@ -208,9 +208,10 @@ class RoutedAnswer:
 
     async def _found(self, question: str) -> list[SessionTurn]:
         request = self._request
-        return await self._parts.sessions.recall(
+        _, turns = await self._parts.sessions.recall(
             request.tenant, request.recall, request.session_id, question, CANDIDATES
         )
+        return turns
 
     # ------------------------------------------------------------------------------------------ planning
 

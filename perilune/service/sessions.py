@@ -16,7 +16,15 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perilune.core import Passage, ProfileFact, SessionInfo, SessionTurn, SummarySentence
+from perilune.core import (
+    ANY_TIME,
+    ProfileFact,
+    SearchResult,
+    SessionInfo,
+    SessionTurn,
+    SummarySentence,
+    Times,
+)
 from perilune.errors import InvalidRequest, NotFound, PeriluneError
 from perilune.memory.session_ids import profile_owner, session_owner
 from perilune.service.ports import SessionStore
@@ -92,15 +100,21 @@ class SessionService:
 
     async def recall(
         self, tenant: str, session_ids: Sequence[str], own: str | None, query: str, limit: int
-    ) -> list[SessionTurn]:
-        """The best turns for a question, best first. Raises `NotFound` for a session that isn't there, unless it is
+    ) -> tuple[SearchResult, list[SessionTurn]]:
+        """What the search found, and its turns, best first; where the best few can't answer a question, the set
+        that can comes before them. Raises `NotFound` for a session that isn't there, unless it is
         the request's `own`, which begins with it."""
         await self._settled(tenant, session_ids)
         for session_id in session_ids:
             if session_id != own:
                 await asyncio.to_thread(self._store().get, tenant, session_id)
         found = await asyncio.to_thread(self._store().search, tenant, session_ids, query, limit)
-        return [turn for turn in found if isinstance(turn, SessionTurn)]
+        turns = {
+            (turn.session_id, turn.turn): turn
+            for turn in (*found.evidence, *found.hits)
+            if isinstance(turn, SessionTurn)
+        }
+        return found, list(turns.values())
 
     async def background(
         self, tenant: str, session_id: str, with_profile: bool
@@ -125,12 +139,12 @@ class SessionService:
         return await asyncio.to_thread(self._store().turns, tenant, session_id, after, limit)
 
     async def search(
-        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int
-    ) -> list[SessionTurn | Passage]:
+        self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
+    ) -> SearchResult:
         await self._settled(tenant, session_ids)
         for session_id in session_ids or ():
             await asyncio.to_thread(self._store().get, tenant, session_id)
-        return await asyncio.to_thread(self._store().search, tenant, session_ids, query, limit)
+        return await asyncio.to_thread(self._store().search, tenant, session_ids, query, limit, times)
 
     async def delete(self, tenant: str, session_id: str) -> None:
         """Delete what is kept of a session, and its KV. Answers under way are not added to it any more."""

@@ -69,11 +69,44 @@ async def test_list_read_search_delete(serve: Serve, service: FakeService, dropp
         assert (found["data"][0]["session"], found["data"][0]["turn"]) == (NAME, 1)
         everywhere = await (await server.http.post("/v1/memory/search", json={"query": "rain"}, **as_("r"))).json()
         assert everywhere["data"][0]["session"] == "older"
+        assert (found["kind"], found["evidence"], found["confidence"], found["missing"]) == ("lookup", [], None, [])
         assert (await server.http.delete(PATH, **as_("r"))).status == 403
         assert not dropped
         assert (await (await server.http.delete(PATH, **as_("a"))).json())["deleted"]
         assert dropped == [session_owner("acme", NAME)]
         assert (await server.http.get(PATH, **as_("a"))).status == 404
+
+
+@pytest.mark.parametrize(
+    ("times", "sessions"),
+    [
+        ({}, [NAME, "older"]),
+        ({"since": 60}, [NAME]),
+        ({"until": 60}, ["older"]),
+        ({"until": "1970-01-01T00:01:00+00:00"}, ["older"]),
+        ({"since": "1970-01-01", "until": "1970-01-01"}, [NAME, "older"]),
+        ({"since": "1970-01-02"}, []),
+        ({"until": "1969-12-31"}, []),
+    ],
+)
+async def test_search_within_times(
+    serve: Serve, service: FakeService, times: dict[str, object], sessions: list[str]
+) -> None:
+    async with serve(service) as server:
+        body = {"query": "locker rain", **times}
+        found = await (await server.http.post("/v1/memory/search", json=body, **as_("a"))).json()
+        assert sorted({hit["session"] for hit in found["data"]}) == sorted(sessions)
+        body = {"query": "rain", "since": "yesterday"}
+        refused = await server.http.post("/v1/memory/search", json=body, **as_("a"))
+        assert (refused.status, (await refused.json())["error"]["param"]) == (400, "since")
+
+
+async def test_a_count_gives_its_set(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        body = {"query": "How often was there rain?", "limit": 1}
+        found = await (await server.http.post("/v1/memory/search", json=body, **as_("a"))).json()
+        assert found["kind"] == "count"
+        assert [hit["text"] for hit in found["evidence"]] == ["Rain again."]
 
 
 async def test_another_tenant_sees_nothing(serve: Serve, service: FakeService, dropped: list[str]) -> None:

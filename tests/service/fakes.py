@@ -28,6 +28,7 @@ from perilune.core import (
     FinishReason,
     Page,
     Passage,
+    SearchResult,
     SequenceSpec,
     TokenLogprob,
 )
@@ -441,6 +442,9 @@ class MemoryLibrary:
                             Passage(file_id, page.number, start, start + len(match[0]), match[0], float(score))
                         )
         return sorted(found, key=lambda passage: -passage.score)[:limit]
+
+    def find(self, tenant: str, file_ids: Sequence[str], query: str, limit: int) -> SearchResult:
+        return SearchResult(tuple(self.search(tenant, file_ids, query, limit)))
 
 
 def upload_bytes(text: str) -> BinaryIO:
