@@ -41,6 +41,10 @@ class CachedEmbedder:
         return self._inner.width
 
     @property
+    def remote(self) -> bool:
+        return self._inner.remote
+
+    @property
     def languages(self) -> frozenset[str] | None:
         return self._inner.languages
 

@@ -58,6 +58,7 @@ class MadeVectors:
     model = "made"
     width = _WIDTH
     languages = None
+    remote = False
 
     def __init__(self) -> None:
         self._rng = np.random.default_rng(1)
@@ -112,7 +113,7 @@ class _Named:
 
     def __init__(self, inner: ProcessEmbedder, made: MadeVectors) -> None:
         self._inner, self._made = inner, made
-        self.model, self.width, self.languages = made.model, made.width, None
+        self.model, self.width, self.languages, self.remote = made.model, made.width, None, False
 
     def embed(self, texts: Sequence[str], role: Role) -> Vector:
         self._inner.embed(texts, role)

@@ -297,6 +297,7 @@ def _service(
     from perilune.service.documents import DocumentService
     from perilune.service.kv_health import KVHealth
     from perilune.service.ledger import Ledger
+    from perilune.service.retention import Retention
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
     from perilune.service.tools.formats import format_of
@@ -354,8 +355,11 @@ def _service(
     limits = KeyLimits(**{name: value or None for name, value in settings.limits.model_dump().items()})
     ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
     admission, view = Admission(places, telemetry), KVHealth(engine, settings)
+    keep = (settings.documents.keep_days, settings.memory.keep_days)
+    retention = Retention(documents, parts.sessions, *keep) if kept is not None else None
     authenticate, known = _authenticator(keys)
-    return Service(parts, admission, authenticate, view, backends, ledger, Archive(answers), known)
+    archive = Archive(answers)
+    return Service(parts, admission, authenticate, view, backends, ledger, archive, known, retention)
 
 
 def _backends(settings: Settings, parts: Parts) -> Backends:

@@ -232,6 +232,9 @@ class DocumentSettings(Block):
     ocr_pages: int = Field(
         500, ge=0, description="Most images and scanned pages of an upload whose text is recognised (OCR). 0: none."
     )
+    keep_days: float | None = Field(
+        None, gt=0, description="Days after its upload that a document is kept. Empty: until it is deleted."
+    )
 
 
 class MemorySettings(Block):
@@ -256,6 +259,13 @@ class MemorySettings(Block):
         "say",
         description="Where a search over documents finds nothing it trusts: say so before the answer, refuse (say "
         "only that), or off.",
+    )
+    local_only: tuple[str, ...] = Field(
+        (),
+        description="Tenants whose text never leaves this machine; `*`: all. Others mark sources (docs/memory.md).",
+    )
+    keep_days: float | None = Field(
+        None, gt=0, description="Days after its last turn that a session is kept. Empty: until it is deleted."
     )
     synonyms: tuple[str, ...] = Field(
         (), description="Files of synonym groups, besides the built-in ones for legal text and support."

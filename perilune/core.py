@@ -216,6 +216,7 @@ class Request:
     attention_preset: str | None = None  # None: the configured one
     session_id: str | None = None  # the session that keeps the question and its answer
     recall: tuple[str, ...] = ()  # sessions whose old turns may enter the prompt
+    local_only: bool = False  # nothing of it may leave this machine, and of its session from now on
     tools: Tools = field(default_factory=Tools)
     whole: bool = False  # nobody sees text before the answer's end
     key_id: str | None = None  # the API key that asks
@@ -256,6 +257,7 @@ class FileRecord:
     tokens: int | None = None
     language: str | None = None  # "en", "zh", …; None while unknown
     error: str | None = None
+    local_only: bool = False  # its text never leaves this machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +349,28 @@ class SessionInfo:
     turns: int
     first_at: float | None
     last_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A place in stored text: a turn of a session; or of a document a page, or characters `start`:`end` of its
+    whole text."""
+
+    source_id: str
+    turn: int | None = None
+    page: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """Where a user found what a search had not. `at` is seconds since the epoch."""
+
+    feedback_id: str
+    question: str
+    source_id: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,12 @@ class Forbidden(PeriluneError):
     status, code, type, exit_code = 403, "forbidden", "permission_denied_error", 4
 
 
+class KeptHere(Forbidden):
+    """Text that is local-only would have left this machine."""
+
+    code = "local_only"
+
+
 class NotFound(PeriluneError):
     status, code, type, exit_code = 404, "not_found", "invalid_request_error", 1
 

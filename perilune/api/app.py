@@ -31,6 +31,7 @@ from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
 from perilune.api.counting import ANTHROPIC_COUNT, MOONSHOT_COUNT, RESPONSES_COUNT, CountTokens
 from perilune.api.estimate import Estimates
+from perilune.api.feedback import FeedbackRoutes
 from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.kv import KV
@@ -71,6 +72,7 @@ def create_app(
     kv = KV(service)
     sessions = Sessions(service)
     memory = MemoryViews(service)
+    feedback = FeedbackRoutes(service)
     resumables = Resumables()
     chat = ChatCompletions(service, settings, telemetry, resumables)
     messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
@@ -105,7 +107,10 @@ def create_app(
         Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
         Route("/v1/files/{file_id}/content", files.content),
         Route("/v1/sessions", sessions.collection),
-        Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "DELETE"]),
+        Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),
+        Route("/v1/memory", sessions.everything, methods=["DELETE"]),
+        Route("/v1/memory/feedback", feedback.collection, methods=["GET", "POST"]),
+        Route("/v1/memory/feedback/{feedback_id}", feedback.item, methods=["DELETE"]),
         Route("/v1/memory/search", sessions.search, methods=["POST"]),
         Route("/v1/backends", models.backends),
         Route("/v1/memory/profile", memory.profile, methods=["GET", "PATCH", "DELETE"]),

@@ -54,6 +54,7 @@ def file_dict(record: FileRecord) -> dict[str, Any]:
             "pages_parsed": record.pages_parsed,
             "tokens": record.tokens,
             "language": record.language,
+            "local_only": record.local_only,
             "sha256": record.sha256,
         },
     }
@@ -84,7 +85,12 @@ class Files:
                 raise InvalidRequest(
                     "Wrong value for purpose.", hint=f"Use one of {', '.join(PURPOSES)}.", param="purpose"
                 )
-            record = await self._documents.upload(caller.tenant, upload.filename, purpose, upload.data)
+            local_only = upload.fields.get("local_only", "false")
+            if local_only not in ("true", "false"):
+                raise InvalidRequest("Wrong value for local_only.", hint="Use true or false.", param="local_only")
+            record = await self._documents.upload(
+                caller.tenant, upload.filename, purpose, upload.data, local_only == "true"
+            )
         return json_response(file_dict(record))
 
     async def _list(self, request: Request) -> Response:

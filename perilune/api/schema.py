@@ -181,6 +181,7 @@ class WireChat(Wire):
     attention_preset: Literal["auto", "general", "support", "contract", "paper", "rag"] | None = None
     service_tier: str | None = Field(None, max_length=64)
     session: SessionId | None = None
+    local_only: bool | None = None
     session_scope: (
         Literal["session", "none"] | Annotated[list[SessionId], Field(max_length=MAX_SESSIONS)] | None
     ) = None
@@ -225,6 +226,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         attention_preset=wire.attention_preset,
         session_id=wire.session,
         recall=_recall(wire),
+        local_only=bool(wire.local_only),
         tools=tools_of(wire.tools, wire.tool_choice, wire.parallel_tool_calls),
         whole=not wire.stream,
         key_id=caller.key_id,

@@ -40,10 +40,17 @@ class WireSearch(Wire):
     until: float | str | None = None
 
 
+class WireSession(Wire):
+    """The body of PATCH /v1/sessions/ID."""
+
+    local_only: bool
+
+
 class Sessions:
     """The endpoints, as handlers of one object that holds the service."""
 
     def __init__(self, service: ServiceApi) -> None:
+        self._service = service
         self._kept = service.conversations
 
     async def collection(self, request: Request) -> Response:
@@ -54,8 +61,22 @@ class Sessions:
         return json_response({"object": "list", "data": data, "has_more": len(found) > limit})
 
     async def item(self, request: Request) -> Response:
-        """GET reads, DELETE deletes."""
+        """GET reads, DELETE deletes, PATCH changes where its text may go."""
+        if request.method == "PATCH":
+            return await self._patch(request)
         return await (self._delete(request) if request.method == "DELETE" else self._read(request))
+
+    async def _patch(self, request: Request) -> Response:
+        caller = caller_of(request.scope)
+        require_writer(caller)
+        session_id = session_id_of(request)
+        body = parse_json_object(await read_body(request.scope, request.receive, _MAX_BODY_BYTES))
+        try:
+            wire = WireSession.model_validate(body)
+        except ValidationError as error:
+            raise wrong_field(error) from None
+        await self._kept.keep_here(caller.tenant, session_id, wire.local_only)
+        return json_response({"id": session_id, "object": "session", "local_only": wire.local_only})
 
     async def _read(self, request: Request) -> Response:
         tenant, session_id = caller_of(request.scope).tenant, session_id_of(request)
@@ -72,6 +93,13 @@ class Sessions:
         session_id = session_id_of(request)
         await self._kept.delete(caller.tenant, session_id)
         return json_response({"id": session_id, "object": "session", "deleted": True})
+
+    async def everything(self, request: Request) -> Response:
+        """DELETE: all documents and sessions of the caller's tenant, and all that was made of them."""
+        caller = caller_of(request.scope)
+        require_writer(caller)
+        await self._service.forget_everything(caller.tenant)
+        return json_response({"object": "memory", "deleted": True})
 
     async def search(self, request: Request) -> Response:
         """POST: the best turns of the named sessions; without names, of all of them and of all documents."""

@@ -132,6 +132,10 @@ class RemoteClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._lost(error) from error
 
+    async def forget_everything(self) -> None:
+        """All documents and sessions of this key's tenant."""
+        await self._json("DELETE", "/v1/memory")
+
     async def search_memory(
         self, query: str, session_ids: Sequence[str], limit: int, since: str | None, until: str | None
     ) -> dict[str, Any]:
@@ -257,6 +261,7 @@ def file_record(item: dict[str, Any]) -> FileRecord:
         tokens=ours["tokens"],
         language=ours["language"],
         error=item["status_details"],
+        local_only=ours.get("local_only", False),
     )
 
 

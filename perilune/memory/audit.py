@@ -19,7 +19,14 @@ from perilune.memory.schema import AUDIT
 from perilune.memory.store import Store
 
 Action = Literal[
-    "key.create", "key.revoke", "key.limits", "file.delete", "session.delete", "response.delete", "profile.erase"
+    "key.create",
+    "key.revoke",
+    "key.limits",
+    "file.delete",
+    "session.delete",
+    "response.delete",
+    "profile.erase",
+    "tenant.forget",
 ]
 Outcome = Literal["done", "unchanged", "not_found"]
 

@@ -16,7 +16,18 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from perilune.memory import scoring
-from perilune.memory.schema import CORPORA, DERIVED, ENTRIES, INDEX_WORK, METADATA, PAGES, TERM_COUNTS, VECTORS
+from perilune.memory.schema import (
+    AUDIT,
+    CORPORA,
+    DERIVED,
+    ENTRIES,
+    INDEX_WORK,
+    KEYS,
+    METADATA,
+    PAGES,
+    TERM_COUNTS,
+    VECTORS,
+)
 from perilune.memory.scope import Scope, conditions
 from perilune.memory.vectors.protocol import Row
 
@@ -138,6 +149,18 @@ def remove_entries(connection: sa.Connection, tenant: str, source_id: str) -> No
         connection.execute(INDEX_WORK.insert(), [{"entry_id": entry_id, "task": "gone"} for entry_id in ids])
         connection.execute(VECTORS.delete().where(VECTORS.c.entry_id.in_(ids)))
         connection.execute(ENTRIES.delete().where(ENTRIES.c.id.in_(ids)))
+
+
+def remove_tenant(connection: sa.Connection, tenant: str) -> None:
+    """Delete every row that any table has of a tenant, but its keys and what the audit says."""
+    mine = sa.select(ENTRIES.c.id).where(ENTRIES.c.tenant == tenant)
+    connection.execute(INDEX_WORK.delete().where(INDEX_WORK.c.entry_id.in_(mine)))
+    connection.execute(INDEX_WORK.insert().from_select(["entry_id", "task"], mine.add_columns(sa.literal("gone"))))
+    owe_purge(connection)
+    connection.execute(VECTORS.delete().where(VECTORS.c.entry_id.in_(mine)))
+    for table in reversed(METADATA.sorted_tables):
+        if "tenant" in table.c and table not in (AUDIT, KEYS):
+            connection.execute(table.delete().where(table.c.tenant == tenant))
 
 
 def _count(connection: sa.Connection, tenant: str, blobs: Sequence[bytes], length: int, sign: int) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from perilune.errors import PeriluneError
 from perilune.memory import entries, passages
 from perilune.memory.embed.protocol import Embedder
+from perilune.memory.locality import Locality
 from perilune.memory.store import Store
 from perilune.memory.vectors.protocol import IndexUnavailable, Row, Vector, VectorIndex
 
@@ -60,12 +61,14 @@ class Indexer:
         embedder: Embedder | None,
         upkeep: Upkeep | None = None,
         upkeep_rows: int = UPKEEP_ROWS,
+        locality: Locality | None = None,
     ) -> None:
         self._store = store
         self._index = index
         self._embedder = embedder
         self._upkeep = upkeep
         self._upkeep_rows = upkeep_rows
+        self._locality = locality or Locality(store)
         self._written = 0
         self._quiet = threading.Event()  # words has nothing to do: upkeep may begin
         self._writing = threading.Lock()  # between SQL and the index: what is settled is in the index
@@ -210,6 +213,8 @@ class Indexer:
         """Rebuild an index that holds fewer entries than SQL says it was given."""
         with self._store.read() as connection:
             texts, vectors = entries.indexed(connection)
+            if self._embedder is not None and self._embedder.remote:
+                vectors -= self._locality.without_vectors(connection, self._embedder.model)
         held = self._index.size()  # after SQL: what the other thread adds meanwhile isn't missed here
         if held.texts < texts or (self._embedder is not None and held.vectors < vectors):
             _log.warning("the index holds %s and should hold %d and %d; it is rebuilt", held, texts, vectors)
@@ -228,6 +233,9 @@ class Indexer:
                 entry_id: half for entry_id, half in stored.items() if len(half) == width * entries.HALF.itemsize
             }
             missing = [row.id for row in rows if row.id not in known]
+            if self._embedder.remote:
+                kept = self._locality.kept_entries(connection, missing)
+                missing = [entry_id for entry_id in missing if entry_id not in kept]
             texts = entries.texts(connection, missing)
         if missing:
             speakers = {row.id: row.speaker for row in rows}
@@ -238,7 +246,8 @@ class Indexer:
             halves = [vector.astype(entries.HALF).tobytes() for vector in made]
             known |= dict(zip(missing, halves, strict=True))
         with self._writing:
-            rows = self._alive(rows)  # what is deleted from here on is still to be removed from the index
+            # What stays on this machine has no vector; what is deleted from here on is still to be removed.
+            rows = self._alive([row for row in rows if row.id in known])
             if rows:
                 self._index.put_vectors(rows, decode([known[row.id] for row in rows], width))
             if ids:

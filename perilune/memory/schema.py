@@ -1,5 +1,6 @@
 """The tables. Knows SQLAlchemy Core types that SQLite and PostgreSQL share, and nothing of what is done with rows.
 
+A table with a tenant and a source is emptied with the source and with the tenant (`entries`), without being named.
 A change here needs a migration in `migrations/versions`; a test compares the two. Deleting a file deletes its
 pages, passages and postings by cascade; its entries go with `entries.remove_source`, which also keeps the counts.
 """
@@ -23,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0009"
+HEAD = "0007"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -266,3 +267,25 @@ CORRECTIONS = Table(  # sentences that a user rewrote, or struck out (text is em
 
 DERIVED = (FACTS, SUMMARIES, SUMMARY_WORK, CORRECTIONS)
 """What is made of a source's entries, or said about them, and goes with them (`entries.remove_source`)."""
+
+LOCAL_ONLY = Table(  # sources whose text leaves this machine in no way (memory/locality.py)
+    "local_only",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("source_id", String(64), primary_key=True),
+)
+
+FEEDBACK = Table(  # where users found what a search had not (memory/feedback.py)
+    "feedback",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("source_id", String(64), nullable=False),
+    Column("first", Integer, nullable=False),  # entries of the source: the marked span
+    Column("last", Integer, nullable=False),
+    Column("question", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("model", String(128)),
+    Column("vector", LargeBinary),  # of the question; as in `vectors`
+    Index(None, "tenant", "source_id"),
+)

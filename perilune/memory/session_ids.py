@@ -28,3 +28,8 @@ def session_owner(tenant: str, session_id: str) -> str:
 def profile_owner(tenant: str) -> str:
     """Who owns KV that was made of a user's profile."""
     return "profile-" + hashlib.sha256(tenant.encode()).hexdigest()[:24]
+
+
+def tenant_owner(tenant: str) -> str:
+    """Who owns a tenant's KV that was made of no document and no session."""
+    return "tenant-" + hashlib.sha256(tenant.encode()).hexdigest()[:24]

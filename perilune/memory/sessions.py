@@ -15,11 +15,13 @@ import sqlalchemy as sa
 
 from perilune.core import (
     ANY_TIME,
+    Feedback,
     Passage,
     ProfileFact,
     SearchResult,
     SessionInfo,
     SessionTurn,
+    Span,
     SummarySentence,
     Times,
 )
@@ -45,11 +47,43 @@ class Sessions:
         self._memory = memory
         self._clock = clock
 
-    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]], learn: bool = False) -> int:
+    def add(
+        self,
+        tenant: str,
+        session_id: str,
+        said: Sequence[tuple[str, str, float]],
+        learn: bool = False,
+        local_only: bool = False,
+    ) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the number of the first turn.
-        `learn` facts for the profile from what the user says. Raises `InvalidRequest` for a bad id."""
+        `learn` facts for the profile from what the user says; `local_only` keeps the session on this machine from
+        now on. Raises `InvalidRequest` for a bad id."""
         turns = [Turn(speaker, text, at) for speaker, text, at in said]
-        return self._memory.add_turns(tenant, session_id, turns, learn) + 1
+        return self._memory.add_turns(tenant, session_id, turns, learn, local_only) + 1
+
+    def mark(self, tenant: str, question: str, span: Span) -> str:
+        """Remember where a question's answer is, so that it is found when that is asked again; returns the mark's
+        id. Raises `NotFound` for a span that isn't there."""
+        return self._memory.marks.add(tenant, question, span)
+
+    def marks(self, tenant: str, limit: int) -> list[Feedback]:
+        """The newest marks first."""
+        return self._memory.marks.recent(tenant, limit)
+
+    def unmark(self, tenant: str, feedback_id: str) -> None:
+        """Raises `NotFound`."""
+        self._memory.marks.delete(tenant, feedback_id)
+        self._memory.changed()
+
+    def kept_here(self, tenant: str, source_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the sessions and files whose text must not leave this machine."""
+        return self._memory.locality.kept(tenant, source_ids)
+
+    def keep_here(self, tenant: str, session_id: str, local_only: bool) -> None:
+        """Keep a session's text on this machine, or let it go again. Raises `NotFound`."""
+        self.get(tenant, session_id)
+        self._memory.locality.mark(tenant, session_id, local_only)
+        self._memory.changed()
 
     def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
         """The tenant's sessions, the one with the newest turn first."""
@@ -89,6 +123,21 @@ class Sessions:
             found.doubtful,
             found.missing,
         )
+
+    def expired(self, before_s: float) -> list[tuple[str, str]]:
+        """(tenant, session) of every session whose last turn was said before that time."""
+        with self._store.read() as connection:
+            return [(row.tenant, row.source_id) for row in connection.execute(_expired(before_s))]
+
+    def forget_tenant(self, tenant: str) -> list[str]:
+        """Remove all that is kept of a tenant but its keys and the audit; returns its sessions' ids. Files'
+        bytes are the library's."""
+        with self._store.write() as connection:
+            ids = connection.execute(sa.select(_infos(tenant).subquery().c.source_id)).scalars().all()
+            entries.remove_tenant(connection, tenant)
+            audit.write(connection, self._clock(), "tenant.forget", tenant, tenant)
+        self._memory.changed()
+        return list(ids)
 
     def delete(self, tenant: str, session_id: str) -> None:
         """Remove the session's turns, their vectors and what the index knows of them. Raises `NotFound`."""
@@ -159,6 +208,12 @@ class Sessions:
     def export(self, tenant: str) -> Iterator[dict[str, Any]]:
         """See `export.records`."""
         return export.records(self._store, tenant)
+
+
+def _expired(before_s: float) -> sa.Select[Any]:
+    last = sa.func.max(ENTRIES.c.at)
+    query = sa.select(ENTRIES.c.tenant, ENTRIES.c.source_id).where(_OF_SESSION)
+    return query.group_by(ENTRIES.c.tenant, ENTRIES.c.source_id).having(last < before_s)
 
 
 def _infos(tenant: str) -> sa.Select[Any]:

@@ -7,11 +7,9 @@ generator `Answer.events`, so closing it stops the work in whatever phase it is.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from perilune.core import (
     CachedTokens,
@@ -42,7 +40,7 @@ from perilune.core import (
     Usage,
 )
 from perilune.errors import PeriluneError
-from perilune.memory.session_ids import profile_owner, session_owner
+from perilune.memory.session_ids import profile_owner, session_owner, tenant_owner
 from perilune.service import background, languages, presets
 from perilune.service.abstain import Abstain, disclosed, sentence
 from perilune.service.backends.local import LocalBackend
@@ -57,12 +55,11 @@ from perilune.service.ports import Grammars, Library, Tokenizer
 from perilune.service.predictor import Predictor
 from perilune.service.recall import (
     CANDIDATES,
-    HEADING,
     SPARE_TOKENS,
-    choose_turns,
     in_view,
     recall_budget,
     turn_citation,
+    with_turns,
 )
 from perilune.service.refine import Refined, Refiner
 from perilune.service.sessions import SessionService, Visit
@@ -165,7 +162,7 @@ class Answer:
         anything was computed."""
         request, sessions = self._request, self._parts.sessions
         if request.session_id is not None:
-            self._visit = sessions.visit(request.tenant, request.session_id)
+            self._visit = sessions.visit(request.tenant, request.session_id, request.local_only)
         said: list[str] = []
         async with aclosing(self._answered()) as events:
             async for event in events:
@@ -319,20 +316,14 @@ class Answer:
         return [Degradation("search_reduced", " ".join(faults))] if faults else []
 
     def _with_turns(self, conversation: Conversation, found: list[SessionTurn], budget: int) -> Conversation:
-        composer, sessions = self._parts.composer, self._request.recall
-        piece = partial(composer.turn_piece, with_session=sessions != (self._request.session_id,))
-        heading = composer.text_piece(HEADING)
+        sessions = self._request.recall
+        with_session = sessions != (self._request.session_id,)
         known = in_view(conversation, self._room() - budget)
         held = {each.text for each in self._background.sentences if not each.corrected}  # cited, not repeated
-
-        def count(turn: SessionTurn) -> int:
-            return 0 if turn.text.strip() in held else len(piece(turn))
-
-        self._recalled = choose_turns(found, known, budget - len(heading), count, sessions)
-        ids = array("i")
-        for turn in self._recalled:
-            ids.extend(piece(turn) if count(turn) else [])
-        return replace(conversation, recalled_ids=tuple([*heading, *ids] if ids else ()))
+        conversation, self._recalled = with_turns(
+            self._parts.composer, conversation, found, known, budget, sessions, with_session, held
+        )
+        return conversation
 
     # ------------------------------------------------------------------------------------- planning
 
@@ -395,11 +386,11 @@ class Answer:
 
     # -------------------------------------------------------------------------------------- running
 
-    def _owner(self, records: list[FileRecord]) -> str | None:
-        """Whose deletion takes the prompt's KV along."""
+    def _owner(self, records: list[FileRecord]) -> str:
+        """Whose deletion takes the prompt's KV along; the tenant's where it was made of nothing that is kept."""
         owners = [*(record.file_id for record in records), *self._remembered()]
         if not owners:
-            return None
+            return tenant_owner(self._request.tenant)
         owner = joint_owner(owners)
         self._parts.documents.remember_joint(owner)
         return owner
@@ -421,8 +412,8 @@ class Answer:
         turns = len(self._request.messages)
         return presets.choose([record.filename for record in records], refined=refined, turns=turns)
 
-    def _spec(self, prompt: Prompt, owner: str | None, persist: int, preset: str) -> SequenceSpec:
-        """The first choice. Whole prompts are shared in RAM; on disk go the first `persist` tokens, if owned."""
+    def _spec(self, prompt: Prompt, owner: str, persist: int, preset: str) -> SequenceSpec:
+        """The first choice. Whole prompts are shared in RAM; on disk go the first `persist` tokens."""
         request, parts = self._request, self._parts
         sampling = request.sampling
         left = parts.model.window_tokens - len(prompt)
@@ -436,7 +427,7 @@ class Answer:
             service_class=request.service_class,
             shared_tokens=len(prompt),
             persist_owner=owner,
-            persist_tokens=persist if owner else None,
+            persist_tokens=persist,
             kv_policy=parts.kv_of(request.tenant),
             preset=preset,
             tenant=request.tenant,

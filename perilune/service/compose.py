@@ -4,7 +4,8 @@ Knows the model's tokenizer and chat template; doesn't know files, plans or engi
 
 Layout. What every question about a document shares comes first: template head, document texts in order of first
 mention, and only then the caller's instructions and turns. All of a document's questions, from any session of a
-tenant, therefore start with the same tokens and hit the same KV.
+tenant, therefore start with the same tokens and hit the same KV. Earlier turns that memory found differ from
+question to question, so they stand right before the question: what comes before it is the same as last time.
 
 No prompt injection. The template is rendered with an unguessable sentinel in place of every content, split at the
 sentinels, and each piece is tokenised alone: the template's pieces with special tokens, contents without. A control
@@ -58,8 +59,8 @@ class Conversation:
     """A request's messages as the composer needs them. `instructions` are the leading system messages.
 
     `omitted_turns` oldest ones, of at least `omitted_tokens`, were not even tokenised: with them it can't fit.
-    `background_ids` tell of the user and the session so far, `recalled_ids` are earlier turns that memory
-    found: they stand behind the documents in this order, before everything said.
+    They are `omitted_bytes` long in UTF-8. `background_ids` tell of the user and the session so far, `recalled_ids`
+    are earlier turns that memory found: they stand in this order right before the last user turn.
     """
 
     instructions: str
@@ -68,12 +69,18 @@ class Conversation:
     omitted_turns: int = 0
     omitted_tokens: int = 0
     recalled_ids: tuple[int, ...] = ()
+    omitted_bytes: int = 0
     background_ids: tuple[int, ...] = ()
 
     @property
     def has_history(self) -> bool:
         """There is something older that could be left out."""
         return len(self.turns) > 1 or self.omitted_turns > 0
+
+    @property
+    def asked(self) -> int:
+        """The place of the last user turn among `turns`."""
+        return max(index for index, turn in enumerate(self.turns) if turn.role == "user")
 
     @property
     def question(self) -> str:
@@ -95,7 +102,7 @@ class Conversation:
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A composed prompt. `context_tokens` lead and are the same for every question about the same context;
-    `stable_tokens` (>= context_tokens) is everything before the last turn."""
+    `stable_tokens` (>= context_tokens) is everything before the last user turn."""
 
     token_ids: array[int]
     context_tokens: int
@@ -213,6 +220,7 @@ class Composer:
             tuple(self._encode(instructions)),
             first,
             omitted_chars // MAX_CHARS_PER_TOKEN,
+            omitted_bytes=sum(len(text.encode()) for _, text in said[:first]),
         )
 
     def _first_that_fits(self, instructions: str, said: list[tuple[str, str]]) -> int:
@@ -250,13 +258,16 @@ class Composer:
         for piece in context:
             system.extend(piece)
         head = len(system)
-        system.extend(conversation.background_ids)
-        system.extend(conversation.recalled_ids)
         if conversation.instructions:
             system.extend(conversation.instruction_ids)
         elif context:
             system.extend(self._tokenizer.encode(instructions))
         turns = [(self._role(turn), array("i", turn.token_ids)) for turn in conversation.turns]
+        asked = conversation.asked
+        turns[asked] = (
+            turns[asked][0],
+            array("i", [*conversation.background_ids, *conversation.recalled_ids, *turns[asked][1]]),
+        )
         ways = [[("system", system), *turns], _folded(system, self._tokenizer, turns)] if len(system) else [turns]
         refusal: InvalidRequest | None = None
         for contents in ways:
@@ -266,7 +277,7 @@ class Composer:
                 refusal = error
                 continue
             if pieces is not None:
-                return self._join(pieces, contents, head)
+                return self._join(pieces, contents, head, len(turns) - asked)
         if refusal is not None:
             raise refusal
         return self._plain(ways[0])
@@ -284,8 +295,9 @@ class Composer:
         prompt = self.compose(context, probe, DOCUMENT_INSTRUCTIONS)
         return prompt.token_ids[: prompt.context_tokens]
 
-    def _join(self, pieces: list[str], contents: list[tuple[str, array[int]]], head: int) -> Prompt:
-        """Template pieces and contents in turn. The first `head` tokens of the first content are the context."""
+    def _join(self, pieces: list[str], contents: list[tuple[str, array[int]]], head: int, last: int) -> Prompt:
+        """Template pieces and contents in turn. The first `head` tokens of the first content are the context; what
+        stands before the `last` contents will stand there next time, too."""
         ids = array("i")
         context_end = stable_end = 0
         for index, (fixed, (_, content)) in enumerate(zip(pieces, contents, strict=False)):
@@ -293,7 +305,8 @@ class Composer:
             if index == 0:
                 self._begin(ids)
                 context_end = len(ids) + head if head else 0
-            stable_end = len(ids)
+            if index <= len(contents) - last:
+                stable_end = len(ids)
             ids.extend(content)
         ids.extend(self._tokenizer.encode_template(pieces[-1]) if pieces[-1] else [])
         return Prompt(ids, context_end, max(stable_end, context_end))

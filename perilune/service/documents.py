@@ -120,10 +120,12 @@ class DocumentService:
 
     # --------------------------------------------------------------------------------- the port
 
-    async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
+    async def upload(
+        self, tenant: str, filename: str, purpose: str, data: BinaryIO, local_only: bool = False
+    ) -> FileRecord:
         self._refuse_when_closing()
         record = await asyncio.to_thread(
-            self._library.add_file, tenant, filename, purpose, data, self._max_upload_bytes
+            self._library.add_file, tenant, filename, purpose, data, self._max_upload_bytes, local_only
         )
         self._telemetry.count("files_uploaded")
         if record.status not in _FINAL:
@@ -154,6 +156,14 @@ class DocumentService:
             raise
         self._composer.forget_document(file_id)
         await self.forget_kv(file_id)
+
+    async def expire(self, before_s: float) -> int:
+        """Delete documents of every tenant that were uploaded before that time; returns how many."""
+        files = await asyncio.to_thread(self._library.all_files)
+        expired = [record for record in files if record.created_at < before_s]
+        for record in expired:
+            await self.delete(record.tenant, record.file_id)
+        return len(expired)
 
     async def content(self, tenant: str, file_id: str) -> BinaryIO:
         return await asyncio.to_thread(self._library.open_file, tenant, file_id)

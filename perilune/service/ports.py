@@ -16,6 +16,7 @@ from perilune.core import (
     EngineEvent,
     EngineStats,
     Event,
+    Feedback,
     FileRecord,
     Grammar,
     KeyLimits,
@@ -28,6 +29,7 @@ from perilune.core import (
     SequenceSpec,
     SessionInfo,
     SessionTurn,
+    Span,
     SummarySentence,
     Times,
 )
@@ -116,8 +118,11 @@ class ChatTemplate(Protocol):
 class Library(Protocol):
     """Files, their text and their index. Synchronous and thread-safe; the service calls it off the event loop."""
 
-    def add_file(self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int) -> FileRecord:
-        """Store a file. Raises `TooLarge` past `max_bytes` and `UnsupportedDocument` for an empty one."""
+    def add_file(
+        self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int, local_only: bool = False
+    ) -> FileRecord:
+        """Store a file; a `local_only` one's text never leaves this machine. Raises `TooLarge` past `max_bytes` and
+        `UnsupportedDocument` for an empty one."""
         ...
 
     def get_file(self, tenant: str, file_id: str) -> FileRecord:
@@ -182,9 +187,16 @@ class Library(Protocol):
 class SessionStore(Protocol):
     """Kept conversations. Synchronous and thread-safe; the service calls it off the event loop."""
 
-    def add(self, tenant: str, session_id: str, said: Sequence[tuple[str, str, float]], learn: bool = False) -> int:
+    def add(
+        self,
+        tenant: str,
+        session_id: str,
+        said: Sequence[tuple[str, str, float]],
+        learn: bool = False,
+        local_only: bool = False,
+    ) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the first turn's number.
-        `learn` facts about the user from what they say."""
+        `learn` facts about the user from what they say; `local_only` keeps the session on this machine."""
         ...
 
     def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
@@ -203,6 +215,34 @@ class SessionStore(Protocol):
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
     ) -> SearchResult:
         """The best turns of these sessions; None: of all sessions, and passages of all files."""
+        ...
+
+    def mark(self, tenant: str, question: str, span: Span) -> str:
+        """Remember where a question's answer is; returns the mark's id. Raises `NotFound`."""
+        ...
+
+    def marks(self, tenant: str, limit: int) -> list[Feedback]:
+        """The newest marks first."""
+        ...
+
+    def unmark(self, tenant: str, feedback_id: str) -> None:
+        """Raises `NotFound`."""
+        ...
+
+    def kept_here(self, tenant: str, source_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the sessions and files whose text must not leave this machine."""
+        ...
+
+    def keep_here(self, tenant: str, session_id: str, local_only: bool) -> None:
+        """Keep a session's text on this machine, or let it go again. Raises `NotFound`."""
+        ...
+
+    def expired(self, before_s: float) -> list[tuple[str, str]]:
+        """(tenant, session) of every session whose last turn was said before that time."""
+        ...
+
+    def forget_tenant(self, tenant: str) -> list[str]:
+        """Remove all that is kept of a tenant but its keys and the audit; returns its sessions' ids."""
         ...
 
     def delete(self, tenant: str, session_id: str) -> None:
@@ -263,7 +303,9 @@ class Caller:
 class Documents(Protocol):
     """Uploaded documents, from the caller's side."""
 
-    async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
+    async def upload(
+        self, tenant: str, filename: str, purpose: str, data: BinaryIO, local_only: bool = False
+    ) -> FileRecord:
         """Store, then parse, index and prefill in the background (ingest before ask)."""
         ...
 
@@ -286,6 +328,10 @@ class Conversations(Protocol):
     async def search(
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
     ) -> SearchResult: ...
+    async def mark(self, tenant: str, question: str, span: Span) -> str: ...
+    async def marks(self, tenant: str, limit: int) -> list[Feedback]: ...
+    async def unmark(self, tenant: str, feedback_id: str) -> None: ...
+    async def keep_here(self, tenant: str, session_id: str, local_only: bool) -> None: ...
     async def delete(self, tenant: str, session_id: str) -> None: ...
     async def profile(self, tenant: str, history: bool) -> list[ProfileFact]: ...
     async def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None: ...
@@ -364,6 +410,10 @@ class ServiceApi(Protocol):
     async def estimate(self, request: Request) -> Plan:
         """The plan that `run` would choose now, found the same way, and nothing computed. Waits as `run` does for
         documents that are being read; raises what `run` raises before its plan."""
+        ...
+
+    async def forget_everything(self, tenant: str) -> None:
+        """Delete a tenant's documents, sessions and all that was made of them; its keys stay."""
         ...
 
     async def authenticate(self, key: str | None) -> Caller:

@@ -6,11 +6,13 @@ is that of the sessions and their turns, whatever the scores were, so that equal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from perilune.core import SessionTurn, TurnCitation
-from perilune.service.compose import Conversation
+from perilune.service.compose import Composer, Conversation
 from perilune.service.passages import QUOTE_CHARS
 
 CANDIDATES = 32
@@ -19,8 +21,9 @@ CANDIDATES = 32
 RECALL_TOKENS = 1024
 """Most tokens of earlier turns in a prompt."""
 
-WINDOW_SHARE = 1 / 4
-"""And the largest part of the room for a prompt that they take."""
+WINDOW_SHARE, LONG_SHARE = 1 / 4, 1 / 10
+"""And the largest part of the room for a prompt that they take; the second where the conversation doesn't fit.
+They differ from question to question, so that their KV is of no use to the next one."""
 
 HEADING = "Earlier turns that may help with the question:\n\n"
 SPARE_TOKENS = 64
@@ -34,8 +37,8 @@ def recall_budget(room: int, whole: int, least: int) -> int:
     """Tokens for earlier turns, of `room` for a prompt: the conversation takes `whole`, its question `least`.
 
     A conversation that fits isn't pushed out by what is recalled; of one that doesn't, the question is sure."""
-    taken = whole if whole <= room else least
-    return min(RECALL_TOKENS, int(room * WINDOW_SHARE), room - taken - SPARE_TOKENS)
+    taken, share = (whole, WINDOW_SHARE) if whole <= room else (least, LONG_SHARE)
+    return min(RECALL_TOKENS, int(room * share), room - taken - SPARE_TOKENS)
 
 
 def in_view(conversation: Conversation, room: int) -> set[str]:
@@ -71,6 +74,31 @@ def choose_turns(
             left -= cost
     place = {session_id: index for index, session_id in enumerate(session_order)}
     return sorted(chosen, key=lambda turn: (place[turn.session_id], turn.turn))
+
+
+def with_turns(
+    composer: Composer,
+    conversation: Conversation,
+    found: Sequence[SessionTurn],
+    known: set[str],
+    budget_tokens: int,
+    sessions: Sequence[str],
+    with_session: bool,
+    held: Collection[str] = (),
+) -> tuple[Conversation, list[SessionTurn]]:
+    """The conversation with the turns that help with its question, and which these are; see `choose_turns`. Those
+    whose text the prompt has as `held` already are chosen, too, and not repeated."""
+    piece = partial(composer.turn_piece, with_session=with_session)
+    heading = composer.text_piece(HEADING)
+
+    def count(turn: SessionTurn) -> int:
+        return 0 if turn.text.strip() in held else len(piece(turn))
+
+    chosen = choose_turns(found, known, budget_tokens - len(heading), count, sessions)
+    ids = array("i")
+    for turn in chosen:
+        ids.extend(piece(turn) if count(turn) else [])
+    return replace(conversation, recalled_ids=tuple([*heading, *ids] if ids else ())), chosen
 
 
 def turn_citation(turn: SessionTurn) -> TurnCitation:

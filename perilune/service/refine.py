@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from perilune.core import Citation, Degradation, FileRecord, Passage, SearchResult
 from perilune.service.compose import PASSAGE_INSTRUCTIONS, Composer, Conversation, Prompt
@@ -22,6 +23,10 @@ HISTORY_SHARE = 1 / 3
 """Part of the free budget that older turns may take where documents are referenced too."""
 
 OPENING_PAGES = 8
+
+STEP_BYTES_PER_TOKEN, KEPT_SHARE = 2, 1 / 2
+"""The largest step, in bytes over the budget in tokens, and what it must leave: see `_steady_start`."""
+
 _TURN_TOKENS = 8  # the template's own tokens around a turn, at most
 
 
@@ -92,6 +97,8 @@ class Refiner:
             first = start
         if first == starts[0] and not conversation.omitted_turns:
             first = 0
+        else:
+            first = _steady_start(conversation, starts, first, budget)
         return conversation.without_oldest(first), first + conversation.omitted_turns
 
     def _passages(
@@ -119,3 +126,25 @@ class Refiner:
 
     def _piece(self, passage: Passage, names: dict[str, str]) -> array[int]:
         return self._composer.passage_piece(names[passage.file_id], passage)
+
+
+def _steady_start(conversation: Conversation, starts: Sequence[int], first: int, budget: int) -> int:
+    """A turn to begin with that stays the same for many turns, behind `first`, if there is one.
+
+    Where each turn pushed out the oldest, no prompt would begin as the one before, and its KV would be of no use.
+    So a beginning is the first turn behind a multiple of a step, counted in bytes from the conversation's first
+    one. Steps are powers of two, so that a smaller one has the multiples of a larger; taken is the largest that
+    leaves at least half of what fits.
+    """
+    turns = conversation.turns
+    begins = [conversation.omitted_bytes]
+    for turn in turns:
+        begins.append(begins[-1] + len(turn.text.encode()))
+    fits = sum(len(turn.token_ids) for turn in turns[first:])
+    for power in range((STEP_BYTES_PER_TOKEN * budget).bit_length() - 1, 0, -1):
+        for before, start in pairwise(starts):
+            if start >= first and begins[start] >> power > begins[before] >> power:
+                if sum(len(turn.token_ids) for turn in turns[start:]) >= KEPT_SHARE * fits:
+                    return start
+                break
+    return first

@@ -95,7 +95,7 @@ class RoutedAnswer:
         """Every event of the answer. Errors are raised."""
         request, sessions = self._request, self._parts.sessions
         if request.session_id is not None:
-            self._visit = sessions.visit(request.tenant, request.session_id)
+            self._visit = sessions.visit(request.tenant, request.session_id, request.local_only)
         said: list[str] = []
         async with aclosing(self._answered()) as events:
             async for event in events:
@@ -107,12 +107,23 @@ class RoutedAnswer:
 
     async def _answered(self) -> AsyncGenerator[Event, None]:
         parts, request = self._parts, self._request
+        await parts.sessions.require_may_leave(request)
         records = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]
         composer = TextComposer(request, records)
         yield StageStarted("retrieving" if records or request.recall else "composing")
         degradations: list[Degradation] = [] if self._instead is None else [self._instead]
         if records:
             records = await self._readable(records)
+        kept = await parts.sessions.kept_here(request.tenant, request.recall)
+        if kept:
+            degradations.append(
+                Degradation(
+                    "local_only", f"{len(kept)} sessions stay on this machine: nothing of them was recalled."
+                )
+            )
+            request = self._request = replace(
+                request, recall=tuple(each for each in request.recall if each not in kept)
+            )
         if request.recall:
             self._recalled = chosen_turns(await self._found(composer.question), request)
         if records or self._recalled:
@@ -157,6 +168,7 @@ class RoutedAnswer:
         for citation in citations:
             yield CitationAdded(citation)
         self._require()
+        await parts.sessions.require_may_leave(self._request)  # it may have been marked meanwhile
         async with aclosing(self._run(targets, prompt)) as events:
             async for event in events:
                 yield event

@@ -6,6 +6,7 @@ Knows the parts that `build` made; everything about one request lives in `answer
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -23,7 +24,7 @@ from perilune.core import (
     SequenceSpec,
     TextDelta,
 )
-from perilune.errors import InternalError, Overloaded
+from perilune.errors import InternalError, KeptHere, NotFound, Overloaded
 from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, BetterElsewhere, Parts
@@ -32,6 +33,7 @@ from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, KVView, ModelCard
+from perilune.service.retention import Retention
 from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
 from perilune.service.sessions import SessionService
 from perilune.service.tools.stream import ToolStream, prepared
@@ -55,10 +57,12 @@ class Service:
         ledger: Ledger,
         responses: Archive,
         known: Callable[[str | None], Caller | None] = lambda key: None,
+        retention: Retention | None = None,
     ) -> None:
         self._parts = parts
         self._known = known
         self._ledger = ledger
+        self._retention = retention
         self._backends = backends
         self._responses = responses
         self._kv = kv
@@ -93,11 +97,15 @@ class Service:
         if warm_up:
             await self.warm_up()
         await self._parts.documents.start()
+        if self._retention is not None:
+            self._retention.start()
         self._ready = True
 
     async def close(self) -> None:
         """Stop ingests and keep the measured rates. Running answers end with their consumers."""
         self._ready = False
+        if self._retention is not None:
+            await self._retention.close()
         await self._backends.close()
         await self._ledger.close()
         await self._parts.documents.close()
@@ -153,6 +161,13 @@ class Service:
         parts, routes = self._parts, self._backends.routes
         shown = False
         try:
+            await parts.sessions.require_may_leave(request)
+        except KeptHere:  # then nobody stands in
+            async with aclosing(Answer(parts, request).events()) as events:
+                async for event in events:
+                    yield event
+            return
+        try:
             answer = Answer(parts, request, partial(self._sooner_elsewhere, request))
             async with aclosing(answer.events()) as events:
                 async for event in events:
@@ -183,6 +198,14 @@ class Service:
         documents = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]
         tokens = await asyncio.to_thread(parts.composer.count_prompt, request.messages)
         return tokens + sum(record.tokens or 0 for record in documents)
+
+    async def forget_everything(self, tenant: str) -> None:
+        """See `ports.ServiceApi.forget_everything`."""
+        documents = self._parts.documents
+        for record in await documents.list(tenant):
+            with contextlib.suppress(NotFound):  # deleted meanwhile
+                await documents.delete(tenant, record.file_id)
+        await self._parts.sessions.forget_tenant(tenant)
 
     async def authenticate(self, key: str | None) -> Caller:
         known = self._known(key)

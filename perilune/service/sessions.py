@@ -18,15 +18,18 @@ from typing import Any
 
 from perilune.core import (
     ANY_TIME,
+    Feedback,
     ProfileFact,
+    Request,
     SearchResult,
     SessionInfo,
     SessionTurn,
+    Span,
     SummarySentence,
     Times,
 )
-from perilune.errors import InvalidRequest, NotFound, PeriluneError
-from perilune.memory.session_ids import profile_owner, session_owner
+from perilune.errors import InvalidRequest, KeptHere, NotFound, PeriluneError
+from perilune.memory.session_ids import profile_owner, session_owner, tenant_owner
 from perilune.service.ports import SessionStore
 from perilune.telemetry import Telemetry
 
@@ -43,6 +46,7 @@ class Visit:
     session_id: str
     asked_at: float
     ended: bool = False
+    local_only: bool = False
     lost: set[str] = field(default_factory=set)
 
 
@@ -72,10 +76,10 @@ class SessionService:
 
     # ------------------------------------------------------------------------------------- for an answer
 
-    def visit(self, tenant: str, session_id: str) -> Visit:
+    def visit(self, tenant: str, session_id: str, local_only: bool = False) -> Visit:
         """A request that belongs to a session begins. Raises `InvalidRequest` where none are kept."""
         self._store()
-        visit = Visit(tenant, session_id, self._now())
+        visit = Visit(tenant, session_id, self._now(), local_only=local_only)
         self._visits.add(visit)
         return visit
 
@@ -124,7 +128,38 @@ class SessionService:
         facts = await asyncio.to_thread(self._store().profile, tenant, False) if with_profile else []
         return facts, await asyncio.to_thread(self._store().brief, tenant, session_id)
 
+    async def require_may_leave(self, request: Request) -> None:
+        """Raises `KeptHere` where a document or the session of a request is local-only, or all of it is."""
+        named = [*request.file_ids, *([request.session_id] if request.session_id is not None else [])]
+        kept = await self.kept_here(request.tenant, named)
+        if request.local_only or kept:
+            what = "This request" if request.local_only else sorted(kept)[0]
+            raise KeptHere(
+                f"{what} is local-only: nothing of it may leave this machine.",
+                hint="Ask a model of this machine, or lift local_only.",
+            )
+
+    async def kept_here(self, tenant: str, source_ids: Sequence[str]) -> frozenset[str]:
+        """Those of the sessions and files whose text must not leave this machine."""
+        if self._kept is None or not source_ids:
+            return frozenset()
+        return await asyncio.to_thread(self._kept.kept_here, tenant, source_ids)
+
     # ------------------------------------------------------------------------------------------ the port
+
+    async def mark(self, tenant: str, question: str, span: Span) -> str:
+        await self._settled(tenant, [span.source_id])
+        return await asyncio.to_thread(self._store().mark, tenant, question, span)
+
+    async def marks(self, tenant: str, limit: int) -> list[Feedback]:
+        return await asyncio.to_thread(self._store().marks, tenant, limit)
+
+    async def unmark(self, tenant: str, feedback_id: str) -> None:
+        await asyncio.to_thread(self._store().unmark, tenant, feedback_id)
+
+    async def keep_here(self, tenant: str, session_id: str, local_only: bool) -> None:
+        await self._settled(tenant, [session_id])
+        await asyncio.to_thread(self._store().keep_here, tenant, session_id, local_only)
 
     async def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
         await self._settled(tenant, None)
@@ -200,6 +235,23 @@ class SessionService:
                 visit.lost.add(owner)
         await self._forget_kv(owner)
 
+    async def forget_tenant(self, tenant: str) -> None:
+        """Delete all that is kept of a tenant, and the KV of its sessions. Answers under way aren't added."""
+        store = self._store()
+        for visit in [each for each in self._visits if each.tenant == tenant]:
+            visit.ended = True
+        await self._settled(tenant, None)
+        session_ids = await asyncio.to_thread(store.forget_tenant, tenant)
+        for owner in [*(session_owner(tenant, each) for each in session_ids), tenant_owner(tenant)]:
+            await self._forget_kv(owner)
+
+    async def expire(self, before_s: float) -> int:
+        """Delete sessions of every tenant in which nothing was said since; returns how many."""
+        found = await asyncio.to_thread(self._store().expired, before_s)
+        for tenant, session_id in found:
+            await self.delete(tenant, session_id)
+        return len(found)
+
     # ----------------------------------------------------------------------------------------- writing
 
     def _store(self) -> SessionStore:
@@ -219,7 +271,9 @@ class SessionService:
         if visit.ended:
             return
         try:
-            await asyncio.to_thread(self._store().add, visit.tenant, visit.session_id, said, learn)
+            await asyncio.to_thread(
+                self._store().add, visit.tenant, visit.session_id, said, learn, visit.local_only
+            )
         except PeriluneError as error:
             self._telemetry.count("turns_lost")
             _log.warning("a session's turns could not be stored: %s", error.message)

@@ -124,7 +124,9 @@ class FakeDocuments:
         self.files: dict[str, tuple[FileRecord, bytes]] = {}
         self.opened: list[CountedBytes] = []
 
-    async def upload(self, tenant: str, filename: str, purpose: str, data: BinaryIO) -> FileRecord:
+    async def upload(
+        self, tenant: str, filename: str, purpose: str, data: BinaryIO, local_only: bool = False
+    ) -> FileRecord:
         content = await asyncio.to_thread(data.read)
         if not content:
             raise UnsupportedDocument("The file is empty.", hint="Upload one with content.")
@@ -243,6 +245,10 @@ class FakeService:
         finally:
             self.open -= 1
             self.closed_at.append(time.monotonic())
+
+    async def forget_everything(self, tenant: str) -> None:
+        self.documents.files.clear()
+        await self.conversations.forget_tenant(tenant)
 
     async def count_tokens(self, request: Request) -> int:
         return sum(len(message.text.split()) for message in request.messages)

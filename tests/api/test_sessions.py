@@ -179,3 +179,61 @@ async def test_bad_searches(serve: Serve, service: FakeService, body: dict[str, 
         assert (await server.http.post("/v1/memory/search", json=body, **as_("a"))).status == 400
         for query in ("limit=0", "limit=x", "limit=1001"):
             assert (await server.http.get(f"/v1/sessions?{query}", **as_("a"))).status == 400
+
+
+async def test_feedback_is_given_listed_and_taken_back(serve: Serve, service: FakeService) -> None:
+    path, asked = "/v1/memory/feedback", "Where do I keep my violin?"
+    async with serve(service) as server:
+        body = {"question": asked, "session": NAME, "turn": 1}
+        assert (await server.http.post(path, json=body, **as_("r"))).status == 403
+        assert (await server.http.post(path, json=body, **as_("b"))).status == 404
+        made = await (await server.http.post(path, json=body, **as_("a"))).json()
+        found = await (await server.http.post("/v1/memory/search", json={"query": asked}, **as_("a"))).json()
+        assert found["data"][0]["turn"] == 1
+        (listed,) = (await (await server.http.get(path, **as_("a"))).json())["data"]
+        assert (listed["id"], listed["question"], listed["source"]) == (made["id"], asked, NAME)
+        assert (await (await server.http.get(path, **as_("b"))).json())["data"] == []
+        assert (await server.http.delete(f"{path}/{made['id']}", **as_("b"))).status == 404
+        assert (await server.http.delete(f"{path}/{made['id']}", **as_("a"))).status == 200
+        assert (await (await server.http.get(path, **as_("a"))).json())["data"] == []
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {},
+        {"session": "s"},
+        {"turn": 1},
+        {"session": "s", "turn": 0},
+        {"file_id": "file-a"},
+        {"file_id": "file-a", "start": 5, "end": 5},
+        {"file_id": "file-a", "page": 1, "session": "s", "turn": 1},
+        {"file_id": "file-a", "page": 1, "session": "s"},
+    ],
+)
+async def test_feedback_without_one_place_is_refused(
+    serve: Serve, service: FakeService, place: dict[str, object]
+) -> None:
+    async with serve(service) as server:
+        reply = await server.http.post("/v1/memory/feedback", json={"question": "Where?", **place}, **as_("a"))
+        assert reply.status == 400
+
+
+async def test_a_session_is_kept_here_and_let_go(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        for on in (True, False):
+            reply = await server.http.patch(PATH, json={"local_only": on}, **as_("a"))
+            assert (await reply.json())["local_only"] is on
+            assert bool(await service.conversations.kept_here("acme", [NAME])) is on
+        assert (await server.http.patch(PATH, json={"local_only": True}, **as_("r"))).status == 403
+        assert (await server.http.patch(PATH, json={"local_only": True}, **as_("b"))).status == 404
+        assert (await server.http.patch(PATH, json={"local_only": "yes"}, **as_("a"))).status == 400
+
+
+async def test_everything_of_a_tenant_is_deleted(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        assert (await server.http.delete("/v1/memory", **as_("r"))).status == 403
+        assert (await server.http.delete("/v1/memory", **as_("b"))).status == 200
+        assert len((await (await server.http.get("/v1/sessions", **as_("a"))).json())["data"]) == 2
+        assert (await server.http.delete("/v1/memory", **as_("a"))).status == 200
+        assert (await (await server.http.get("/v1/sessions", **as_("a"))).json())["data"] == []

@@ -204,7 +204,7 @@ class _Counting:
 
     def __init__(self, inner: ProcessEmbedder, asked: list[object]) -> None:
         self._inner, self._asked = inner, asked
-        self.model, self.width, self.languages = inner.model, inner.width, inner.languages
+        self.model, self.width, self.languages, self.remote = inner.model, inner.width, inner.languages, False
 
     def embed(self, *given: object) -> object:
         self._asked.append(given)
@@ -374,7 +374,7 @@ def test_indexing_goes_on_after_an_error_that_nobody_foresaw(store: Store, tmp_p
 class _OneHot:
     """A server's model, whose width was configured anew."""
 
-    model, languages = "served", None
+    model, languages, remote = "served", None, False
 
     def __init__(self, width: int) -> None:
         self.width = width

@@ -39,7 +39,7 @@ def holding(home: Path, marker: str) -> list[str]:
 def _readings(data: bytes) -> Iterator[bytes]:
     """The bytes, and what zlib, gzip or zstd made them of, wherever such a stream begins."""
     yield data
-    for magic, wbits in ((b"\x78", 15), (b"\x1f\x8b", 31)):
+    for magic, wbits in ((b"\x78\x01", 15), (b"\x78\x9c", 15), (b"\x78\xda", 15), (b"\x1f\x8b", 31)):
         at = data.find(magic)
         while at >= 0:
             with contextlib.suppress(zlib.error):
@@ -168,3 +168,18 @@ def test_the_audit_names_no_session(home: Home) -> None:
     with home.store.read() as connection:
         (subject,) = connection.execute(sa.select(AUDIT.c.subject)).scalars()
     assert subject.startswith("session-")
+
+
+@pytest.mark.timeout(300)
+def test_a_tenant_that_is_forgotten_leaves_no_row_but_the_audit(home: Home) -> None:
+    home.fill()
+    home.memory.add_turns("other", "talk", [Turn("user", f"I am not {OTHER}.")])
+    for file in home.library.list_files("local"):
+        home.library.delete_file("local", file.file_id)
+    assert sorted(home.sessions.forget_tenant("local")) == [f"talk of {OTHER}", f"talk of {MARK}"]
+    assert home.memory.purged(WAIT_S)
+    assert set(rows_with(home.store, "'local'")) == {"audit"}
+    assert rows_with(home.store, "'other'")
+    assert holding(home.folder, MARK) == []
+    assert home.memory._index.size().texts == 1
+    assert len(home.memory.search(OTHER, Scope("other"), 5).hits) == 1

@@ -352,7 +352,9 @@ class MemoryLibrary:
         self.search_s = 0.0
         self.faults: list[str] = []
 
-    def add_file(self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int) -> FileRecord:
+    def add_file(
+        self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int, local_only: bool = False
+    ) -> FileRecord:
         content = data.read()
         if len(content) > max_bytes:
             raise TooLarge("The file is too large.")

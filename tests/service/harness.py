@@ -58,6 +58,7 @@ class Bench:
     template: Any = field(default_factory=Template)
     window: int = 8192
     capacity: int = 100_000
+    max_upload_bytes: int = 1_000_000
     rates: Rates = field(
         default_factory=lambda: Rates(5e-6, 0.0, 1e-6, decode_s=0.001, overhead_s=0.005, error=0.1)
     )
@@ -91,7 +92,7 @@ class Bench:
             self.engine.owners,
             self.window,
             self.capacity,
-            1_000_000,
+            self.max_upload_bytes,
             telemetry,
         )
         self.admission = Admission(self.limit, telemetry)

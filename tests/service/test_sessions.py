@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,13 +12,16 @@ import sqlalchemy as sa
 
 from perilune.core import Citation, CitationAdded, Completed, Event, SessionTurn, TurnCitation
 from perilune.errors import NotFound
+from perilune.memory import audit
 from perilune.memory.indexer import Indexer
 from perilune.memory.memory import Memory
 from perilune.memory.schema import ENTRIES, INDEX_WORK
+from perilune.memory.session_ids import session_owner
 from perilune.memory.sessions import Sessions
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
 from perilune.service.recall import choose_turns, recall_budget
+from perilune.service.retention import DAY_S, Retention
 from tests.service.harness import Bench, running
 
 FACT = "My locker at the Brill station has the number 4471."
@@ -82,7 +86,7 @@ async def test_an_old_turn_comes_back_at_once_with_its_number_and_is_not_learnt_
     assert [(each.session_id, each.turn, each.quote) for each in citations(events)][0:1] == [("trip", 3, FACT)]
     prompt = kept.prompt()
     assert "[turn 3, user, " in prompt
-    assert prompt.index(FACT) < prompt.index("Hm.") < prompt.index(ASKED)
+    assert prompt.index("Hm.") < prompt.index(FACT) < prompt.index(ASKED)
     await settle(kept, "trip")
     told = kept.told("trip")
     assert [text for _, _, text in told if FACT in text] == [FACT]
@@ -191,6 +195,43 @@ async def test_a_session_deleted_before_its_first_answer_does_not_come_back(kept
         await kept.bench.service.conversations.delete("local", "new")
 
 
+async def test_everything_of_a_tenant_is_forgotten(kept: Kept) -> None:
+    bench = kept.bench
+    await bench.upload("The rent of the house is 940 crowns a month. " * 40)
+    await bench.upload("Another tenant's paper. " * 40, tenant="acme")
+    await bench.ask(FACT, session="trip")
+    await bench.ask(FACT)  # in no session: its KV is the tenant's
+    await bench.ask(FACT, session="trip", tenant="acme")
+    await bench.service.conversations.get("acme", "trip")
+    await bench.service.forget_everything("local")
+    assert await bench.documents.list("local") == []
+    assert await bench.service.conversations.sessions("local", 9) == []
+    acme = (await bench.documents.list("acme"))[0].file_id
+    assert {owner for owner in bench.engine.ram.values() if owner} == {acme, session_owner("acme", "trip")}
+    assert bench.engine.owners() == {acme}
+    assert [each.session_id for each in await bench.service.conversations.sessions("acme", 9)] == ["trip"]
+
+
+async def test_what_is_older_than_its_days_goes_and_the_audit_says_why(kept: Kept) -> None:
+    bench, now_s = kept.bench, time.time()
+    file_id = await bench.upload("The rent of the house is 940 crowns a month. " * 40)
+    await bench.ask(FACT, session="old")
+    await settle(kept, "old")
+    kept.sessions.add("local", "new", [("user", "Hello.", now_s + 20 * DAY_S)])
+    retention = Retention(bench.documents, bench.service.conversations, None, 10, now=lambda: now_s + 11 * DAY_S)
+    assert await retention.sweep() == 1
+    assert [each.session_id for each in kept.sessions.sessions("local", 9)] == ["new"]
+    assert [(each.actor, each.action) for each in audit.read(kept.store, 9)] == [("retention", "session.delete")]
+    assert await bench.documents.get("local", file_id)
+    uploaded_s = (await bench.documents.get("local", file_id)).created_at
+    late = uploaded_s + 31 * DAY_S
+    old = Retention(bench.documents, bench.service.conversations, 32, None, now=lambda: late)
+    assert await old.sweep() == 0
+    old = Retention(bench.documents, bench.service.conversations, 30, None, now=lambda: late)
+    assert await old.sweep() == 1
+    assert await bench.documents.list("local") == []
+
+
 def turn(number: int, text: str, session: str = "a") -> SessionTurn:
     return SessionTurn(session, number, "user", text, None)
 
@@ -206,7 +247,13 @@ def test_turns_are_chosen_by_rank_and_ordered_by_place() -> None:
 
 @pytest.mark.parametrize(
     ("room", "whole", "least", "expected"),
-    [(8_000, 100, 50, 1024), (2000, 100, 50, 500), (2000, 1900, 50, 36), (2000, 1990, 5, -54)],
+    [
+        (8_000, 100, 50, 1024),
+        (2000, 100, 50, 500),
+        (2000, 1900, 50, 36),
+        (2000, 1990, 5, -54),
+        (2000, 2001, 50, 200),
+    ],
 )
 def test_the_budget(room: int, whole: int, least: int, expected: int) -> None:
     assert recall_budget(room, whole, least) == expected

@@ -71,6 +71,10 @@ class ProcessEmbedder:
         return WIDTHS[self._name]
 
     @property
+    def remote(self) -> bool:
+        return False
+
+    @property
     def languages(self) -> frozenset[str] | None:
         return frozenset({"en"}) if self._name == WORDLLAMA else None
 

@@ -35,6 +35,11 @@ class Embedder(Protocol):
         ...
 
     @property
+    def remote(self) -> bool:
+        """Whether texts leave this machine: then only those may be given that `locality` lets go."""
+        ...
+
+    @property
     def languages(self) -> frozenset[str] | None:
         """ISO codes that it understands; None: many, English and Chinese among them."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import http.client
+import ipaddress
 import json
 import socket
 import threading
@@ -71,6 +72,15 @@ class RemoteEmbedder:
             if self._width is None:
                 self._width = int(self._ask([self._prefixes["query"] + "a"], self._query_s).shape[1])
             return self._width
+
+    @property
+    def remote(self) -> bool:
+        """A server on a loopback address is on this machine."""
+        host = self._parts.hostname or ""
+        try:
+            return not ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host != "localhost"
 
     @property
     def languages(self) -> frozenset[str] | None:
