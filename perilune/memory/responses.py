@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from perilune.errors import InvalidRequest, NotFound
 from perilune.memory import audit
+from perilune.memory.entries import owe_purge
 from perilune.memory.schema import RESPONSES
 from perilune.memory.store import Store
 
@@ -78,6 +79,7 @@ class ResponseStore:
         with self._store.write() as connection:
             _get(connection, tenant, response_id)
             connection.execute(RESPONSES.delete().where(*_mine(tenant, response_id)))
+            owe_purge(connection)
             audit.write(connection, self._clock(), "response.delete", tenant, response_id)
         self._store.scrub()
 
