@@ -156,7 +156,7 @@ def _with_recall(
     composer: Composer, kept: Sessions, conversation: Conversation, room: int, budget: int
 ) -> tuple[Conversation, list[SessionTurn]]:
     hits = kept.search(TENANT, (SESSION,), conversation.query, CANDIDATES)
-    found = [hit for hit in hits if isinstance(hit, SessionTurn)]
+    found = [hit for hit in hits.hits if isinstance(hit, SessionTurn)]
     return with_turns(
         composer, conversation, found, in_view(conversation, room - budget), budget, (SESSION,), False
     )
