@@ -73,3 +73,24 @@ def test_the_command_line_lists_searches_and_forgets(server: Server) -> None:
     assert "12 May" not in server.cli("memory", "search", "Moor bridge").stdout
     with pytest.raises(openai.NotFoundError):
         ask(server, [{"role": "user", "content": "When?"}], session_scope=["cli"])
+
+
+def test_what_the_user_tells_is_known_shown_exported_and_forgotten(server: Server) -> None:
+    ask(server, [{"role": "user", "content": "My name is Anna Keller. 我住在波恩。"}], session="who")
+    answer = ask(server, [{"role": "user", "content": "Where do I live?"}], session="elsewhere")
+    report = answer.model_extra["perilune"]
+    jsonschema.validate(report, SCHEMA)
+    told = [("name", "Anna Keller", "who", 1), ("residence", "波恩", "who", 1)]
+    assert [tuple(fact.values()) for fact in report["memory"]["profile"]] == told
+    shown = json.loads(server.cli("memory", "show", "--json").stdout)["facts"]
+    assert [(each["key"], each["value"], each["session"], each["turn"]) for each in shown] == told
+    assert server.cli("memory", "edit", "residence", "Oslo").returncode == 0
+    assert "Oslo" in server.cli("memory", "show").stdout
+    corrected = server.cli("memory", "edit", "1:0", "My name is Anne.", "--session", "who")
+    assert "My name is Anne. (corrected)" in corrected.stdout
+    records = [json.loads(line) for line in server.cli("memory", "export").stdout.splitlines()]
+    assert {"profile.fact", "summary.correction", "turn"} <= {each["type"] for each in records}
+    for words in (("--key", "residence"), ("--session", "who"), ("--session", "elsewhere")):
+        assert server.cli("memory", "forget", *words).returncode == 0
+    assert json.loads(server.cli("memory", "show", "--history", "--json").stdout) == {"facts": []}
+    assert server.cli("memory", "forget", "--key", "residence").returncode == 1
