@@ -1,7 +1,7 @@
 """What de-identification lets through (M12), over `bench/data/privacy`: caught by kind, lost by mistake, put back.
 
-An item is caught when every letter and digit of it is replaced. Needs no model and no network. What is missed stands
-in the JSON file, one entry an item, with the message's id.
+An item is caught when every letter and digit of it is replaced. Needs no model and no network. What is missed
+stands in the JSON file, one entry an item, with the message's id.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.machine import describe
 from bench.report import Bar, Result, finish, parse_options
-from perilune.service.privacy.detect import Detector, normal
+from perilune.service.privacy.detect import Detector
 from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, Found, Kind, Treatment
 from perilune.service.privacy.placeholders import Vault, replaced
 
@@ -56,7 +56,7 @@ def score(message: dict[str, Any], detector: Detector, tally: Tally) -> None:
     masked = masked_chars(text, found)
     planted = [False] * len(text)
     stand_ins: defaultdict[str, set[str]] = defaultdict(set)
-    vault = Vault(normal)
+    vault = Vault()
     left = replaced(text, found, vault.stand_in)
     for item in message["planted"]:
         span = range(item["start"], item["end"])

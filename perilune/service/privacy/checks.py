@@ -9,12 +9,92 @@ from __future__ import annotations
 _CREDIT_ALPHABET = "0123456789ABCDEFGHJKLMNPQRTUWXY"
 _SPANISH_LETTERS = "TRWAGMYFPDXBNJZSQVHLCKE"
 IBAN_LENGTHS = {
-    **dict(AD=24, AE=23, AL=28, AT=20, AZ=28, BA=20, BE=16, BG=22, BH=22, BR=29, BY=28, CH=21, CR=22, CY=28, CZ=24),
-    **dict(DE=22, DK=18, DO=28, EE=20, EG=29, ES=24, FI=18, FO=18, FR=27, GB=22, GE=22, GI=23, GL=18, GR=27, GT=28),
-    **dict(HR=21, HU=28, IE=22, IL=23, IQ=23, IS=26, IT=27, JO=30, KW=30, KZ=20, LB=28, LC=32, LI=21, LT=20, LU=20),
-    **dict(LV=21, LY=25, MC=27, MD=24, ME=22, MK=19, MR=27, MT=31, MU=30, NL=18, NO=15, PK=24, PL=28, PS=29, PT=25),
-    **dict(QA=29, RO=24, RS=22, SA=24, SC=31, SD=18, SE=24, SI=19, SK=24, SM=27, ST=25, SV=28, TL=23, TN=24, TR=26),
-    **dict(UA=29, VA=22, VG=24, XK=20),
+    **{
+        "AD": 24,
+        "AE": 23,
+        "AL": 28,
+        "AT": 20,
+        "AZ": 28,
+        "BA": 20,
+        "BE": 16,
+        "BG": 22,
+        "BH": 22,
+        "BR": 29,
+        "BY": 28,
+        "CH": 21,
+        "CR": 22,
+        "CY": 28,
+        "CZ": 24,
+    },
+    **{
+        "DE": 22,
+        "DK": 18,
+        "DO": 28,
+        "EE": 20,
+        "EG": 29,
+        "ES": 24,
+        "FI": 18,
+        "FO": 18,
+        "FR": 27,
+        "GB": 22,
+        "GE": 22,
+        "GI": 23,
+        "GL": 18,
+        "GR": 27,
+        "GT": 28,
+    },
+    **{
+        "HR": 21,
+        "HU": 28,
+        "IE": 22,
+        "IL": 23,
+        "IQ": 23,
+        "IS": 26,
+        "IT": 27,
+        "JO": 30,
+        "KW": 30,
+        "KZ": 20,
+        "LB": 28,
+        "LC": 32,
+        "LI": 21,
+        "LT": 20,
+        "LU": 20,
+    },
+    **{
+        "LV": 21,
+        "LY": 25,
+        "MC": 27,
+        "MD": 24,
+        "ME": 22,
+        "MK": 19,
+        "MR": 27,
+        "MT": 31,
+        "MU": 30,
+        "NL": 18,
+        "NO": 15,
+        "PK": 24,
+        "PL": 28,
+        "PS": 29,
+        "PT": 25,
+    },
+    **{
+        "QA": 29,
+        "RO": 24,
+        "RS": 22,
+        "SA": 24,
+        "SC": 31,
+        "SD": 18,
+        "SE": 24,
+        "SI": 19,
+        "SK": 24,
+        "SM": 27,
+        "ST": 25,
+        "SV": 28,
+        "TL": 23,
+        "TN": 24,
+        "TR": 26,
+    },
+    **{"UA": 29, "VA": 22, "VG": 24, "XK": 20},
 }
 
 
@@ -79,7 +159,7 @@ def cpf(digits: str) -> bool:
 def hong_kong_id(value: str) -> bool:
     """One or two letters, six digits, check digit; without brackets."""
     head, digits, check = value[:-7], value[-7:-1], value[-1]
-    letters = [36, *map(lambda char: int(char, 36), head)] if len(head) == 1 else [int(char, 36) for char in head]
+    letters = [36, *(int(char, 36) for char in head)] if len(head) == 1 else [int(char, 36) for char in head]
     total = sum(
         number * weight for number, weight in zip([*letters, *map(int, digits)], range(9, 1, -1), strict=True)
     )

@@ -13,27 +13,8 @@ from dataclasses import dataclass
 
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
+from perilune.service.privacy.lists import labelled, words
 
-_WORDS: dict[Kind, str] = {
-    Kind.ORDER: "order orders order_id order_no purchase po parcel tracking shipment consignment waybill booking reservation invoice receipt rma "
-    "delivery package courier ticket awb transaction txn payment_id 订单 订单号 快递 单号 运单 物流 包裹 采购单 采购 取件码 取货码 发票号 发票 流水号 交易号 预订号 订票 "
-    "退货单 工单 顺丰 圆通 中通 申通 韵达 京东 菜鸟 合同号 合同编号",
-    Kind.ACCOUNT: "account accounts acct acc a/c customer client_no client_id member membership student policy insurance subscriber matriculation "
-    "sort_code routing loyalty insured beneficiary iban card cardholder matric enrolment enrollment meter pension claim ucas 账号 帐号 账户 帐户 卡号 银行卡 学号 户号 保单 保单号 保险号 会员号 会员 客户号 客户编号 客户 社保号 社保 社保卡 "
-    "公积金 医保 医保卡 学籍号 考号 准考证 储蓄卡 存折 对公 收款 投保 保险 开户",
-    Kind.STAFF_ID: "employee employees staff badge personnel payroll emp emp_id worker clock 工号 员工号 员工编号 员工 工牌 胸牌 职工号 职工 编制号 警号",
-    Kind.MEDICAL_RECORD: "mrn nhs patient hospital chart medical_record medical record_no admission 住院号 门诊号 病历号 病案号 就诊卡 就诊号 病历 病案 住院 门诊 登记号 诊疗卡 "
-    "检查号 床号 病人 患者 诊疗号",
-    Kind.PASSPORT: "passport passports 护照 护照号 通行证 港澳通行证 回乡证 台胞证 visa",
-    Kind.LICENCE: "licence license driver's driving 驾驶证 驾照 驾驶证号 档案编号",
-    Kind.NATIONAL_ID: "ssn social nino insurance_number hkid id_card identity dni nie nif cpf national 身份证 身份证号 身份證 证件 证件号 证件号码 社安号 id_number",
-    Kind.TAX_ID: "vat tax tin ein utr 税号 税务 信用代码 统一社会信用代码 纳税人 识别号 uid-nr ust-id ust-idnr tva",
-    Kind.PLATE: "plate plates registration reg vehicle car truck van motorbike parked 车牌 车牌号 牌照 车号 number_plate",
-    Kind.MAC: "mac hwaddr ethernet bssid 物理地址 mac地址",
-    Kind.SECRET: "password passwd pwd secret key token apikey api_key signature salt hash_key credential 密码 密钥 秘钥 令牌 口令",
-    Kind.PHONE: "phone tel telephone mobile cell call text whatsapp fax ring dial number hotline landline reach sms contact ext extension phones 电话 手机 手机号 座机 热线 传真 联系 "
-    "联系方式 致电 拨打 号码 打给 客服 固话 短信 分机 电話 手機 来电 联系电话 回电",
-}
 _SHAPES: dict[Kind, tuple[int, int, bool]] = {
     # least characters right behind the word, least characters farther away, letters without digits allowed
     Kind.ORDER: (4, 7, False),
@@ -49,8 +30,8 @@ _SHAPES: dict[Kind, tuple[int, int, bool]] = {
     Kind.SECRET: (6, 16, False),
     Kind.PHONE: (5, 7, False),
 }
-_LATIN = {word.replace("_", " "): kind for kind, line in _WORDS.items() for word in line.split() if word.isascii()}
-_HANZI = {word: kind for kind, line in _WORDS.items() for word in line.split() if not word.isascii()}
+_LATIN = {word: Kind(kind) for word, kind in labelled("cues.txt") if word.isascii()}
+_HANZI = {word: Kind(kind) for word, kind in labelled("cues.txt") if not word.isascii()}
 _CUE = re.compile(
     r"(?<![a-z])(?:"
     + "|".join(sorted((re.escape(w).replace(r"\ ", "[ _-]?") for w in _LATIN), key=len, reverse=True))
@@ -59,22 +40,28 @@ _CUE = re.compile(
 )
 
 _VALUE = re.compile(
-    r"(?<![A-Za-z0-9@._/\-])(?P<value>(?:[A-Z]{1,3}[ ](?=[0-9]{3}))?[A-Za-z0-9](?:[ \t]?[\-–_/.][ \t]?(?=[A-Za-z0-9])|(?<=[0-9])[ ](?=[0-9]{2,}(?![A-Za-z:]))"
+    r"(?<![A-Za-z0-9@._/\-])(?P<value>(?:[A-Z]{1,3}[ ](?=[0-9]{3}))?[A-Za-z0-9](?:[ \t]?[\-–]["
+    r" \t]?(?=[A-Za-z0-9])|[_/.](?=[A-Za-z0-9])|(?<=[0-9])[ ](?=[0-9]{2,}(?![A-Za-z:]))"
     r"|(?<=[0-9])[ ](?=[A-Z]{1,3}(?![A-Za-z]))|(?<=[A-Za-z0-9])\n(?=[0-9]{2})|[A-Za-z0-9]){2,47})(?![A-Za-z0-9])"
 )
 _NOT_A_VALUE = re.compile(
-    r"(?:(?:19|20)[0-9]{2}[\-/.][01]?[0-9][\-/.][0-3]?[0-9](?:[ T].*)?|[0-3]?[0-9][\-/.][0-3]?[0-9][\-/.](?:19|20)?[0-9]{2}|(?:19|20)[0-9]{2}|[0-9]{1,3}(?:[.,][0-9]{1,2})?"
-    r"|[0-9]{1,2}[\-–][0-9]{1,2}|[0-9]{1,2}(?:st|nd|rd|th|am|pm|h|km|kg|mb|gb|ms|px|%)|v?[0-9]+(?:\.[0-9]+){1,3}|(?:19|20)[0-9]{2}[\-–/](?:19|20)?[0-9]{2}|[0-9]+[.,][0-9]{1,2}"
+    r"(?:(?:19|20)[0-9]{2}[\-/.][01]?[0-9][\-/.][0-3]?[0-9](?:[ T].*)?"
+    r"|[0-3]?[0-9][\-/.][0-3]?[0-9][\-/.](?:19|20)?[0-9]{2}|(?:19|20)[0-9]{2}|[0-9]{1,3}(?:[.,][0-9]{1,2})?"
+    r"|[0-9]{1,2}[\-–][0-9]{1,2}|[0-9]{1,2}(?:st|nd|rd|th|am|pm|h|km|kg|mb|gb|ms|px|%)"
+    r"|v?[0-9]+(?:\.[0-9]+){1,3}(?:[\-+][a-z0-9.]+)?|[0-9]{1,3}/[0-9]{1,3}|(?:19|20)[0-9]{2}[\-–/](?:19"
+    r"|20)?[0-9]{2}|[0-9]+[.,][0-9]{1,2}"
     r"|[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?)\Z",
     re.IGNORECASE,
 )
 _MONEY_BEFORE = re.compile(r"(?:[$€£¥₹]|usd|rmb|cny|eur|gbp|hk\$|人民币|美元|金额|总价|共计)[ ]?\Z", re.IGNORECASE)
 _MONEY_AFTER = re.compile(
-    r"[ ]?(?:元|块|万|亿|美元|欧元|人民币|usd|rmb|cny|eur|dollars|euros|pounds|%|个|件|次|天|年|月(?![0-9])|人|kg|km|gb|mb|rows|items|units|days|hours|minutes|percent)",
+    r"[ ]?(?:元|块|万|亿|美元|欧元|人民币|usd|rmb|cny|eur|dollars|euros|pounds|%|个|件|次|天|年|月(?![0-9])"
+    r"|人|kg|km|gb|mb|rows|items|units|days|hours|minutes|percent)",
     re.IGNORECASE,
 )
 _FILL = re.compile(
-    r"[^A-Za-z0-9\u4e00-\u9fff\n]{0,4}(?:(?:no|nr|num|number|id|code|ref|reference|is|was|are|to|of|the|our|my|with|号码|号|编号|尾号|证号|代码|是|为|叫|：|的|和|给|我|你|您|一下|打|ref)"
+    r"[^A-Za-z0-9\u4e00-\u9fff\n]{0,4}(?:(?:no|nr|num|number|id|code|ref|reference|is|was|are|to|of|the|our"
+    r"|my|with|号码|号|编号|编码|尾号|证号|代码|是|为|叫|：|的|和|给|我|你|您|一下|打|ref)"
     r"[^A-Za-z0-9\u4e00-\u9fff\n]{0,4}){0,4}\n?[\"'“ #:(（]{0,3}\Z",
     re.IGNORECASE,
 )
@@ -82,48 +69,67 @@ _REACH_BEFORE, _REACH_AFTER = 48, 22
 _DIGITS_ONLY = re.compile(r"[0-9 \-./]+\Z")
 
 _CHAT = re.compile(
-    r"(?:(?<![a-z])(?:wechat|weixin|wx|vx|qq|skype|telegram|whatsapp|line|discord|signal|kakao|snapchat|viber|icq)(?![a-z])|微信|威信|薇信|扣扣|企鹅号?|v信|飞书|钉钉|加v|加我v|(?<=[\u4e00-\u9fff])v(?=[ :：]))"
-    r"(?:号码|号|账号|帐号|id|[ ]id|[ ]no\.?|[ ]number|[ ]account|群)?(?:(?:[ ]?(?:is|也?是|为|就是|：|同号|还是|加|搜|改成了?|换成了?)[ ]?)|[^a-z0-9\u4e00-\u9fff\n]{0,4}){1,3}\n?"
+    r"(?:(?<![a-z])(?:wechat|weixin|wx|vx|qq|skype|telegram|whatsapp|line|discord|signal|kakao|snapchat|viber"
+    r"|icq)(?![a-z])|微信|威信|薇信|扣扣|企鹅号?|v信|飞书|钉钉|加v|加我v|(?<=[\u4e00-\u9fff])v(?=[ :：]))"
+    r"(?:号码|号|账号|帐号|id|[ ]id|[ ]no\.?|[ ]number|[ ]account|群)?(?:(?:[ ]?(?:is|也?是|为|就是|：|同号"
+    r"|还是|加|搜|改成了?|换成了?)[ ]?)|[^a-z0-9\u4e00-\u9fff\n]{0,4}){1,3}\n?"
     r"(?P<value>[a-z][a-z0-9_\-]{4,24}|[1-9][0-9](?:[ \-]?[0-9]){3,10})(?![a-z0-9@])"
 )
 _CHAT_AFTER = re.compile(
-    r"(?<![a-z0-9@.])(?P<value>[a-z][a-z0-9_\-]{5,24}|[1-9][0-9]{4,10})[^a-z0-9\u4e00-\u9fff\n]{0,3}(?:is my|是我的?|on|\()[ ]?(?:wechat|qq|微信|telegram|skype|discord|line)"
+    r"(?<![a-z0-9@.])(?P<value>[a-z][a-z0-9_\-]{5,24}|[1-9][0-9]{4,10})[^a-z0-9\u4e00-\u9fff\n]{0,3}(?:is my"
+    r"|是我的?|on|\()[ ]?(?:wechat|qq|微信|telegram|skype|discord|line)"
 )
 _WXID = re.compile(r"(?<![A-Za-z0-9_])wxid_[a-z0-9]{6,30}")
 _USER = re.compile(
-    r"(?:(?<![a-z])(?:user[ _\-]?name|user[ _\-]?id|user|login(?:[ _\-]?(?:name|id))?|log[ ]?in[ ](?:as|with)|logged[ ]in[ ](?:as|by)|sign(?:ed)?[ ]in[ ]as|uid|handle|screen[ ]?name|nick(?:name)?|alias|account[ ]name"
-    r"|instagram|insta|ig|twitter|github|gitlab|reddit|tiktok|steam(?:[ ]id)?|gamertag|psn|xbox|twitch|x\.com|owner|assignee|author|committer|acct|sudo[ ]-u|su[ ]-|samaccountname|principal)(?![a-z])"
-    r"|用户名|用户|登录名|登陆名|登录账号|登录号|登录名称|账户名|账号名?|帐号|用户账号|昵称|网名|域账号|微博|抖音号?|小红书号?|b站|知乎|用户id|登录)"
-    r"(?P<gap>[\"'”]?(?:[ ]?(?:is|was|are|为|是|叫|改成|：)[ ]?|[ ]?[:=＝：→][ ]?|[ ])[\"'“@`]{0,2}\n?)"
+    r"(?:(?<![a-z])(?:user[ _\-]?name|user[ _\-]?id|user|login(?:[ _\-]?(?:name|id))?|log[ ]?in[ ](?:as|with)"
+    r"|logged[ ]in[ ](?:as|by)|sign(?:ed)?[ ]in[ ]as|uid|handle|screen[ ]?name|nick(?:name)?|alias|account["
+    r" ]name"
+    r"|instagram|insta|ig|twitter|github|gitlab|reddit|tiktok|steam(?:[ ]id)?|gamertag|psn|xbox|twitch|x\.com"
+    r"|owner|assignee|author|committer|acct|sudo[ ]-u|su[ ]-|samaccountname|principal)(?![a-z])"
+    r"|用户名|用户|登录名|登陆名|登录账号|登录号|登录名称|账户名|账号名?|帐号|用户账号|昵称|网名|域账号|微博|"
+    r"抖音号?|小红书号?|b站|知乎|用户id|登录)"
+    r"(?P<gap>[\"'”]?(?:[ ]?(?:is|was|are|为|是|叫|改成|：)[ ]?|[ ]?[:=＝：→][ ]?|[ ]"
+    r"|(?<=[\u4e00-\u9fff]))[\"'“@`]{0,2}\n?)"
+    r"(?!user|login|name|handle|account|id[ :=])"
     r"(?P<value>[a-z][a-z0-9_.\-]{2,31})(?![a-z0-9@(])"
 )
 _AT_HANDLE = re.compile(
-    r"(?<![A-Za-z0-9_@/.%+\-])@(?P<value>[A-Za-z_][A-Za-z0-9_.\-]{1,31}|[\u4e00-\u9fff]{2,4})(?![A-Za-z0-9_@/(]|\.[a-z])"
-)
-_DECORATORS = frozenset(
-    "property staticmethod classmethod override deprecated param params return returns returntype throws see since author media import dataclass test pytest fixture "
-    "abstractmethod cached_property lru_cache cache wraps app router app.route bean autowired component service controller restcontroller entity id column table data "
-    "builder getter setter nullable nonnull notnull inject injectable input output ngmodule suppresswarnings functionalinterface requestmapping getmapping postmapping keyframes "
-    "font-face supports charset page namespace layer tailwind apply include mixin extend everyone here channel all latest next types babel angular vue react typedef type example todo "
-    "overload final contextmanager asynccontextmanager atomic transactional scheduled value configuration springbootapplication beforeeach aftereach before after".split()
+    r"(?<![A-Za-z0-9_@/.%+\-])@(?P<value>[A-Za-z_][A-Za-z0-9_.\-]{1,31}"
+    r"|[\u4e00-\u9fff]{2,4})(?![A-Za-z0-9_@/(]|\.[a-z])"
 )
 _SSH = re.compile(
-    r"(?<![A-Za-z])(?:ssh|scp|sftp|rsync|mosh|ftp)[ ](?:-[A-Za-z]+[ ](?:[0-9]{1,5}[ ]|[^\s@-][^\s@]{0,60}[ ])?){0,4}(?P<value>[A-Za-z_][A-Za-z0-9_.\-]{1,31})@"
+    r"(?<![A-Za-z])(?:ssh|scp|sftp|rsync|mosh|ftp)[ ](?:-[A-Za-z]+[ ](?:[0-9]{1,5}[ ]|[^\s@-][^\s@]{0,60}["
+    r" ])?){0,4}(?P<value>[A-Za-z_][A-Za-z0-9_.\-]{1,31})@"
 )
 _PROMPT = re.compile(
-    r"(?<![A-Za-z0-9_.\-])(?P<value>[a-z_][a-z0-9_.\-]{1,31})@[A-Za-z0-9\-]{1,40}(?:\.[A-Za-z0-9\-]{1,40}){0,4}:[~/]"
+    r"(?<![A-Za-z0-9_.\-])(?P<value>[a-z_][a-z0-9_.\-]{1,31})@[A-Za-z0-9\-]{1,40}(?:\.[A-Za-z0-9\-]{1,40}){0,4"
+    r"}:[~/]"
 )
 _HOME = re.compile(
     r"(?:/home/|/Users/|[A-Za-z]:\\{1,2}Users\\{1,2}|/export/home/|~(?=[a-z]))(?P<value>[A-Za-z0-9_.\-]{2,32})"
 )
-_SYSTEM_USERS = frozenset(
-    "root admin user users public shared default guest ubuntu debian app www www-data nobody name username you me test git postgres mysql data is was the and or who can to in not id name with has".split()
-)
 _WORDS_IN_CAPITALS = frozenset(
     {"NO", "ID", "NR", "IS", "OF", "TO", "AT", "ON", "IN", "THE", "AND", "FOR", "REF", "NUM"}
 )
+_VAGUE = frozenset({"number", "号码", "contact", "联系"})
+_DEPARTMENT = re.compile(
+    r"(?:工号|员工编号|编号|工牌|胸牌|警号)(?:是|为)?[\"”]?[ :：=]{0,3}[\"“]?(?P<value>[\u4e00-\u9fff]{1,4}[\-"
+    r"–][0-9]{3,8})(?![0-9])"
+)
+_GLUED = re.compile(
+    r"(?:order|account|acct|tracking|parcel|ticket|invoice|单子|mrn)(?P<value>[a-z]{0,3}[0-9]{6,24})(?![a-z0-9])"
+)
+_PLATED = re.compile(
+    r"(?:(?<![a-z])(?:plates?|registration|reg|rego)(?![a-z])|车牌|牌照|车号)(?:[ ]?(?:number|no\.?|num|mark"
+    r"|号码|号|is|was|为|是|：)){0,3}[ :：=#(]{0,3}\n?[\"'“]?"
+    r"(?P<value>(?=[a-z \-]{0,8}[0-9])[a-z0-9]{1,4}(?:[ \-·][a-z0-9]{1,4}(?![a-z0-9])){1,3}"
+    r"|(?=[a-z]{0,4}[0-9])[a-z0-9]{5,8})(?![a-z0-9])"
+)
+_REDDIT = re.compile(r"(?<![A-Za-z0-9])/?u/(?P<value>[A-Za-z0-9_.\-]{3,32})")
 _CARRIER = re.compile(
-    r"(?<![A-Za-z0-9])(?:SF[0-9]{12,15}|1Z[A-Z0-9]{16}|YT[0-9]{13,15}|JD[A-Z]{0,2}[0-9]{10,15}|ZT[0-9]{12,14}|STO?[0-9]{12,13}|[A-Z]{2}[0-9]{9}(?:CN|GB|US|DE|FR|HK|SG|JP|NL)|JJD[0-9]{12,20}|TBA[0-9]{10,14})(?![A-Za-z0-9])"
+    r"(?<![A-Za-z0-9])(?:SF[0-9]{12,15}|1Z[A-Z0-9]{16}|YT[0-9]{13,15}|JD[A-Z]{0,2}[0-9]{10,15}|ZT[0-9]{12,14}"
+    r"|STO?[0-9]{12,13}|[A-Z]{2}[0-9]{9}(?:CN|GB|US|DE|FR|HK|SG|JP|NL)|JJD[0-9]{12,20}"
+    r"|TBA[0-9]{10,14})(?![A-Za-z0-9])"
 )
 
 
@@ -132,6 +138,7 @@ class _Cue:
     start: int
     end: int
     kind: Kind
+    vague: bool  # a word that stands behind others: "order number"
 
 
 def find(folded: Folded) -> Iterator[Found]:
@@ -140,6 +147,14 @@ def find(folded: Folded) -> Iterator[Found]:
     yield from _accounts(folded)
     for match in _CARRIER.finditer(folded.text):
         yield Found(match.start(), match.end(), Kind.ORDER)
+    for pattern, kind in (
+        (_DEPARTMENT, Kind.STAFF_ID),
+        (_GLUED, Kind.ORDER),
+        (_PLATED, Kind.PLATE),
+        (_REDDIT, Kind.USERNAME),
+    ):
+        for match in pattern.finditer(folded.lower):
+            yield Found(*match.span("value"), kind)
 
 
 def _cues(folded: Folded) -> list[_Cue]:
@@ -148,7 +163,7 @@ def _cues(folded: Folded) -> list[_Cue]:
         word = re.sub("[_-]", " ", match[0])
         kind = _HANZI.get(match[0]) or _LATIN.get(match[0]) or _LATIN.get(word) or _LATIN.get(word.replace(" ", ""))
         if kind is not None:
-            found.append(_Cue(match.start(), match.end(), kind))
+            found.append(_Cue(match.start(), match.end(), kind, match[0] in _VAGUE))
     return found
 
 
@@ -187,19 +202,24 @@ def _told(text: str, start: int, end: int, near: list[_Cue]) -> Found | None:
         if "\n\n" in between or (between.count("\n") and distance > 16):
             continue
         behind = before and _FILL.fullmatch(between) is not None
+        if cue.kind is Kind.PHONE and not _DIGITS_ONLY.match(value):
+            continue
+        if not before and digits < 5:
+            continue
         least = _SHAPES[cue.kind][0 if behind else 1]
         if len(value) < least or digits < min(3, least - 1) or (not behind and digits < 4):
             continue
         rank = (
             distance
             if behind
-            else distance + 12 + (20 if not before else 0) + (25 if cue.kind is Kind.PHONE else 0)
+            else distance
+            + 12
+            + (20 if not before else 0)
+            + (25 if cue.kind is Kind.PHONE and (not behind or cue.vague) else 0)
         )
         if best is None or rank < best[0]:
             best = rank, cue.kind
-    if best is None or (best[1] is Kind.PHONE and not _DIGITS_ONLY.match(value)):
-        return None
-    return Found(start, end, best[1])
+    return None if best is None else Found(start, end, best[1])
 
 
 def _accounts(folded: Folded) -> Iterator[Found]:
@@ -213,16 +233,19 @@ def _accounts(folded: Folded) -> Iterator[Found]:
         yield Found(match.start(), match.end(), Kind.CHAT_ID)
     for match in _USER.finditer(lower):
         value = match["value"].rstrip(".-")
-        loose = not match["gap"].strip(" \"'“@`")
-        if value in _SYSTEM_USERS or (loose and _is_word(value)) or value.startswith("http"):
+        loose = not match["gap"].strip(" \"'“@`") and match["gap"] != ""
+        if value in words("system_users.txt") or (loose and _is_word(value)) or value.startswith("http"):
             continue
         yield Found(match.start("value"), match.start("value") + len(value), Kind.USERNAME)
     for match in _AT_HANDLE.finditer(text):
-        if match["value"].lower().rstrip(".") not in _DECORATORS and text[match.end() : match.end() + 1] != "(":
+        if (
+            match["value"].lower().rstrip(".") not in words("decorators.txt")
+            and text[match.end() : match.end() + 1] != "("
+        ):
             yield Found(match.start(), match.end(), Kind.USERNAME)
     for pattern in (_SSH, _PROMPT, _HOME):
         for match in pattern.finditer(text):
-            if match["value"].lower() not in _SYSTEM_USERS:
+            if match["value"].lower() not in words("system_users.txt"):
                 yield Found(match.start("value"), match.end("value"), Kind.USERNAME)
 
 

@@ -1,45 +1,38 @@
-"""What leaves for a remote backend: a request's JSON body with its identifiers replaced, and the way back.
+"""De-identification at the place where text leaves for a remote backend (M12); implements `backends.departure`.
 
-Knows the shape of JSON, not of a dialect: every string in the body is read, keys and numbers too, except fields whose
-values are fixed words or chosen by the operator. Knows no network. Images and other parts that can't be read as text
-don't leave. What was replaced is counted by kind; values are never logged.
+Knows what a request holds and what the settings say of each kind; not how identifiers are found, nor any
+network. All of a request's texts are read together, so that one person has one stand-in in the system prompt,
+in passages of documents, in recalled turns and in the question; numbers go by first mention, so that the same
+conversation gets the same ones again. Nothing of it is kept when the answer has ended. What was taken out is
+counted by kind, never logged.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from perilune.errors import Forbidden, InvalidRequest
-from perilune.service.privacy.detect import Detector, normal
+from perilune.errors import Forbidden
+from perilune.service.backends.departure import Departed, Leaving
+from perilune.service.privacy.detect import Detector
 from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, LABELS, Found, Kind, Treatment
-from perilune.service.privacy.placeholders import Escape, Restorer, Vault, plain, replaced, with_literals
+from perilune.service.privacy.placeholders import Restorer, Vault, replaced, with_literals
 from perilune.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
-_FIXED = frozenset(
-    {"model", "role", "type", "object", "stream", "id", "tool_call_id", "call_id", "finish_reason", "service_tier"}
-)
-"""Fields with values that are words of the dialect, ids that we or the backend made, or the operator's choice."""
-
-_LEFT_OUT = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "session_id"})
-"""Fields of the whole body that say who asks; they don't leave at all."""
-
-_MAX_VAULTS = 1024
-_LEAST_NUMBER = 1_000_000
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What happens to each kind; kinds that aren't named follow `DEFAULT_TREATMENTS`, and else are replaced."""
+    """What happens to each kind (others follow `DEFAULT_TREATMENTS`, else they are replaced), the user's own terms,
+    and the tenants whose text stays here whatever it holds."""
 
     treatments: Mapping[Kind, Treatment] = field(default_factory=dict)
     terms: tuple[str, ...] = ()
+    local_only: frozenset[str] = frozenset()
 
     def of(self, kind: Kind) -> Treatment:
         if kind is Kind.TEXT:
@@ -47,67 +40,38 @@ class Policy:
         return self.treatments.get(kind, DEFAULT_TREATMENTS.get(kind, Treatment.REPLACE))
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """A body that may leave, how to turn back what comes, and how many identifiers of each kind were taken out."""
-
-    body: Any
-    vault: Vault
-    counts: Mapping[str, int]
-
-    def restore(self, text: str, escape: Escape = plain) -> str:
-        return self.vault.restore(text, escape)
-
-    def restorer(self, escape: Escape = plain) -> Restorer:
-        """For one stream of text; `in_json` for the arguments of a tool call."""
-        return Restorer(self.vault, escape)
-
-
-class Deidentifier:
-    """Takes identifiers out of what leaves. Keeps each conversation's stand-ins, so that they stay the same."""
+class Deidentified:
+    """Implements `Departure`: identifiers are taken out of what leaves and put back into the answer."""
 
     def __init__(self, policy: Policy, telemetry: Telemetry) -> None:
         self._policy = policy
         self._telemetry = telemetry
         self._detector = Detector(policy.terms, (kind for kind in Kind if policy.of(kind) is not Treatment.KEEP))
-        self._vaults: OrderedDict[str, Vault] = OrderedDict()
 
-    def depart(self, body: Any, conversation: str | None = None) -> Departure:
-        """The body as it may leave. `conversation` names one of a tenant, whose stand-ins last; None: this request's.
+    async def leave(self, leaving: Leaving) -> Departed:
+        """See `Departure.leave`. Raises `Forbidden` for a tenant whose text stays here, and where a kind was found
+        that the settings refuse."""
+        if leaving.tenant in self._policy.local_only:
+            raise Forbidden(
+                "This tenant's text stays on this machine.",
+                hint="Use a model that runs here, or have the operator change privacy.local_only.",
+            )
+        texts = [message.text for message in leaving.messages] + list(leaving.stops)
+        changed, vault, counts = await asyncio.to_thread(self._changed, texts)
+        self._tell(leaving, counts)
+        size = len(leaving.messages)
+        return Departed(
+            tuple(replace(each, text=text) for each, text in zip(leaving.messages, changed, strict=False)),
+            tuple(changed[size:]),
+            Restoring(vault),
+            altered=changed != texts,
+            taken_out=counts,
+        )
 
-        Raises `Forbidden` where a kind that the settings refuse was found, `InvalidRequest` for parts that can't be
-        read. Takes milliseconds per 10,000 characters: run it in a thread.
-        """
-        texts = _Texts()
-        _walk(body, texts.collect)
-        found = self._detector.find_all(texts.all)
-        counts = _counted(texts.all, found)
-        self._refuse(counts)
-        vault = self._vault(conversation)
-
-        def stand_in(kind: Kind, value: str) -> str:
-            if self._policy.of(kind) is Treatment.DROP:
-                return f"[{LABELS[kind]}]"
-            return vault.stand_in(kind, value)
-
-        by_text = {text: replaced(text, items, stand_in) for text, items in zip(texts.all, found, strict=True)}
-        self._tell(counts)
-        return Departure(_walk(body, by_text.__getitem__), vault, counts)
-
-    def forget(self, conversation: str) -> None:
-        """Drop the stand-ins of a conversation that was deleted."""
-        self._vaults.pop(conversation, None)
-
-    def _vault(self, conversation: str | None) -> Vault:
-        if conversation is None:
-            return Vault(normal)
-        vault = self._vaults.setdefault(conversation, Vault(normal))
-        self._vaults.move_to_end(conversation)
-        while len(self._vaults) > _MAX_VAULTS:
-            self._vaults.popitem(last=False)
-        return vault
-
-    def _refuse(self, counts: Mapping[str, int]) -> None:
+    def _changed(self, texts: Sequence[str]) -> tuple[list[str], Vault, dict[str, int]]:
+        """The texts as they may leave, the way back, and how many identifiers were taken out by kind."""
+        found = self._detector.find_all(texts)
+        counts = _counted(texts, found)
         refused = [kind for kind in counts if self._policy.of(Kind(kind)) is Treatment.REFUSE]
         if refused:
             raise Forbidden(
@@ -115,96 +79,43 @@ class Deidentifier:
                 hint="Take it out, use a model that runs here, or have the operator change privacy.kinds.",
                 param="messages",
             )
+        vault = Vault()
 
-    def _tell(self, counts: Mapping[str, int]) -> None:
+        def stand_in(kind: Kind, value: str) -> str:
+            if self._policy.of(kind) is Treatment.DROP:
+                return f"[{LABELS[kind]}]"
+            return vault.stand_in(kind, value)
+
+        return [replaced(text, items, stand_in) for text, items in zip(texts, found, strict=True)], vault, counts
+
+    def _tell(self, leaving: Leaving, counts: Mapping[str, int]) -> None:
         for kind, count in counts.items():
             self._telemetry.count("privacy_taken_out", count, kind=kind)
-        if counts:
-            _log.info(
-                "Taken out of a request to a remote backend: %s", ", ".join(f"{n} {k}" for k, n in counts.items())
-            )
+        said = ", ".join(f"{kind} {count}" for kind, count in counts.items()) or "nothing"
+        _log.info("Request %s leaves for %s; taken out: %s.", leaving.request_id, leaving.backend, said)
 
 
-class _Texts:
-    """Every different string of a body once, in order."""
+class Restoring:
+    """Implements `Reverser` over one request's stand-ins."""
 
-    def __init__(self) -> None:
-        self._seen: dict[str, None] = {}
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        self._streams: dict[int, Restorer] = {}
 
-    def collect(self, text: str) -> str:
-        self._seen[text] = None
-        return text
+    def push(self, choice: int, text: str) -> str:
+        if choice not in self._streams:
+            self._streams[choice] = Restorer(self._vault)
+        return self._streams[choice].push(text)
 
-    @property
-    def all(self) -> list[str]:
-        return list(self._seen)
+    def flush(self, choice: int) -> str:
+        stream = self._streams.pop(choice, None)
+        return stream.flush() if stream is not None else ""
 
 
-def _counted(texts: Iterable[str], found: Iterable[list[Found]]) -> dict[str, int]:
+def _counted(texts: Sequence[str], found: Iterable[list[Found]]) -> dict[str, int]:
     """Different values by kind."""
     values: set[tuple[Kind, str]] = set()
     for text, items in zip(texts, found, strict=True):
         values.update((item.kind, text[item.start : item.end]) for item in with_literals(text, items))
-    counts = Counter(kind for kind, _ in values if kind is not Kind.TEXT)
-    return {kind.value: counts[kind] for kind in Kind if counts[kind]}
-
-
-def _walk(body: Any, change: Callable[[str], str]) -> Any:
-    """A copy of the body with every text changed."""
-    if not isinstance(body, Mapping):
-        return _inside(body, change)
-    return {
-        key: value if not isinstance(value, (str, list, Mapping)) or key in _FIXED else _inside(value, change, key)
-        for key, value in body.items()
-        if key not in _LEFT_OUT
-    }
-
-
-def _inside(value: Any, change: Callable[[str], str], key: str = "") -> Any:
-    if isinstance(value, str):
-        return _arguments(value, change) if key == "arguments" else change(value)
-    if isinstance(value, list):
-        return [_inside(item, change) for item in value]
-    if isinstance(value, Mapping):
-        _require_readable(value)
-        return {
-            change(name): item if name in _FIXED and isinstance(item, str) else _inside(item, change, name)
-            for name, item in value.items()
-        }
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) >= _LEAST_NUMBER:
-        text = str(value)
-        changed = change(text)
-        return value if changed == text else changed
-    return value
-
-
-def _arguments(value: str, change: Callable[[str], str]) -> str:
-    """A tool call's arguments are JSON inside a string: its escapes would hide what it says."""
-    try:
-        parsed = json.loads(value)
-    except ValueError:
-        return change(value)
-    return (
-        json.dumps(_inside(parsed, change), ensure_ascii=False)
-        if isinstance(parsed, dict | list)
-        else change(value)
-    )
-
-
-def _require_readable(value: Mapping[str, Any]) -> None:
-    unreadable = {
-        "image_url",
-        "input_audio",
-        "file",
-        "input_image",
-        "input_file",
-        "audio",
-        "image",
-        "video_url",
-    } & value.keys()
-    if unreadable:
-        raise InvalidRequest(
-            f"A message holds {sorted(unreadable)[0]}, which can't be searched for personal identifiers.",
-            hint="Send text only, or use a model that runs here.",
-            param="messages",
-        )
+    counts = Counter(kind for kind, _ in values)
+    return {kind.value: counts[kind] for kind in Kind if counts[kind] and kind is not Kind.TEXT}

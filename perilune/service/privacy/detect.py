@@ -1,17 +1,19 @@
 """Finds personal identifiers in a text, and everywhere else what was found once.
 
-Knows the rules of this folder, in which order they win, and the user's own terms; doesn't know placeholders or where
-text goes. Time is linear in the text: nothing looks farther than a few dozen characters ahead.
+Knows the rules of this folder, in which order they win, and the user's own terms; doesn't know placeholders or
+where text goes. Time is linear in the text: nothing looks farther than a few dozen characters ahead.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from perilune.service.privacy import cues, dates, names_en, names_zh, network, numbers, phones, places, secrets
 from perilune.service.privacy.fold import Folded, fold
 from perilune.service.privacy.kinds import STRENGTH, Found, Kind
+from perilune.service.privacy.lists import words
 
 _RULES: tuple[Callable[[Folded], Iterator[Found]], ...] = (
     network.find,
@@ -26,13 +28,28 @@ _RULES: tuple[Callable[[Folded], Iterator[Found]], ...] = (
 )
 _RANK = {kind: rank for rank, kind in enumerate(STRENGTH)}
 _KEEP_LINES = re.compile(r"(?<![0-9])(?:110|112|119|120|122|911|999|12306|12315|12345|10086|10010|10000)(?![0-9])")
+_PUBLISHED = re.compile(
+    r"(?:isbn|issn|gb/?t?|iso(?:/iec)?|iec|rfc|doi|国药准字|ieee)(?:[\-: ]?1[03])?[:： ]{0,3}[A-Z]?[0-9"
+    r" \-.]{0,16}\Z",
+    re.IGNORECASE,
+)
+_KNOWN_PLACES = ("10 downing street", "221b baker street", "1600 pennsylvania ave")
+_NUMBERED = frozenset(
+    {
+        Kind.PHONE,
+        Kind.ORDER,
+        Kind.ACCOUNT,
+        Kind.BANK_CARD,
+        Kind.ADDRESS,
+        Kind.NATIONAL_ID,
+        Kind.MEDICAL_RECORD,
+        Kind.STAFF_ID,
+        Kind.TAX_ID,
+    }
+)
 _TOKEN = re.compile(r"[A-Za-z0-9À-ÿ]++|[\u3040-\u30ff\u3400-\u9fff]")
-_SEPARATORS = re.compile(r"[^0-9A-Za-zÀ-ÿ\u3040-\u30ff\u3400-\u9fff]+")
 _REPEATED_AT_LEAST = 4
 _NAME_WORD = re.compile(r"[A-ZÀ-Ö][A-Za-zÀ-ÿ'’\-]{2,}")
-_TITLE_WORDS = frozenset(
-    "mr mrs ms miss mx dr prof professor sir dame lady lord rev the de van von del der la le jr sr phd md esq".split()
-)
 
 
 class Detector:
@@ -65,16 +82,21 @@ class Detector:
     def _once(self, folded: Folded) -> Iterator[Found]:
         for rule in _RULES:
             for found in rule(folded):
-                if found.kind in self._kinds and not _KEEP_LINES.fullmatch(folded.text[found.start : found.end]):
+                if found.kind in self._kinds and not _is_public(folded.text, found):
                     yield found
         if self._terms is not None:
             for match in self._terms.finditer(folded.text):
                 yield Found(match.start(), match.end(), Kind.TERM)
 
 
-def normal(value: str) -> str:
-    """What two ways to write one value have in common."""
-    return _SEPARATORS.sub("", fold(value).lower) or value
+def _is_public(text: str, found: Found) -> bool:
+    """Emergency and service lines, numbers of books and of standards, addresses that everybody knows."""
+    if found.kind not in _NUMBERED:
+        return False
+    value = text[found.start : found.end]
+    if _KEEP_LINES.fullmatch(value) or value.lower().startswith(_KNOWN_PLACES):
+        return True
+    return _PUBLISHED.search(text, max(0, found.start - 24), found.start) is not None
 
 
 def _term(term: str) -> str:
@@ -131,7 +153,7 @@ class _Known:
                 exact = kind is Kind.PERSON
                 if tuple(token if exact else token.lower() for token, _, _ in there) != wanted:
                     continue
-                gaps = (after[1] - before[2] for before, after in zip(there, there[1:], strict=False))
+                gaps = (after[1] - before[2] for before, after in itertools.pairwise(there))
                 if all(gap <= 3 for gap in gaps):
                     yield Found(start, there[-1][2], kind)
 
@@ -146,9 +168,12 @@ def _parts_of_name(name: str) -> Iterator[str]:
         if chinese[1:] not in names_zh.ordinary_words():
             yield chinese[1:]
         return
-    words = [word for word in _NAME_WORD.findall(name) if word.lower().rstrip(".") not in _TITLE_WORDS]
-    if len(words) > 1 or len(name.split()) > 1:
-        for word in words:
+    latin = [word for word in _NAME_WORD.findall(name) if word.lower().rstrip(".") not in words("titles_en.txt")]
+    if len(latin) > 1 or len(name.split()) > 1:
+        for word in latin:
             if word.lower() not in names_en.ordinary_words():
                 yield word
                 yield word.upper()
+        given, _, family = name.partition(" ")
+        if " " in family and given.rstrip(".").lower() not in words("titles_en.txt"):
+            yield family

@@ -32,12 +32,19 @@ _SPECIAL = re.compile(
 )
 _ANY_WORD = re.compile(_WORD, re.IGNORECASE)
 _PLAIN = re.compile(r"[\x00-\x7f]*\Z")
-_UPPER = str.maketrans({chr(code): chr(code + 32) for code in range(65, 91)})
+_TRADITIONAL = (
+    "訂單編號碼歷車電話護帳賬戶員證學門診運遞發銀聯繫絡駕駛稅識別納機務會險職醫處區樓棟層縣鎮鄉廣號賓貨驗"
+)
+_SIMPLIFIED = "订单编号码历车电话护帐账户员证学门诊运递发银联系络驾驶税识别纳机务会险职医处区楼栋层县镇乡广号宾货验"
+_LOWER = str.maketrans({chr(code): chr(code + 32) for code in range(65, 91)}) | str.maketrans(
+    _TRADITIONAL, _SIMPLIFIED
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """`text` is what the rules read, `lower` the same with ASCII capitals lowered, so that offsets agree.
+    """`text` is what the rules read; `lower` the same with ASCII capitals lowered and the traditional characters of
+    cues made simplified, so that offsets agree.
 
     `starts` and `ends` map its characters to the original's; None: they are the same."""
 
@@ -62,10 +69,10 @@ def fold(text: str) -> Folded:
         _fold_one(builder, match)
         at = match.end()
     if at == 0:
-        return Folded(text, text.translate(_UPPER))
+        return Folded(text, text.translate(_LOWER))
     builder.copy(at, len(text))
     folded = "".join(builder.pieces)
-    return Folded(folded, folded.translate(_UPPER), builder.starts, builder.ends)
+    return Folded(folded, folded.translate(_LOWER), builder.starts, builder.ends)
 
 
 class _Builder:
@@ -115,3 +122,11 @@ def _digit(char: str) -> str:
     import unicodedata
 
     return str(unicodedata.digit(char))
+
+
+_SEPARATORS = re.compile(r"[^0-9A-Za-zÀ-ÿ\u3040-\u30ff\u3400-\u9fff]+")
+
+
+def normal(value: str) -> str:
+    """What two ways to write one value have in common."""
+    return _SEPARATORS.sub("", fold(value).lower) or value

@@ -49,7 +49,7 @@ class Treatment(StrEnum):
 
 
 DEFAULT_TREATMENTS: Mapping[Kind, Treatment] = {Kind.ORGANISATION: Treatment.KEEP}
-"""Kinds that aren't replaced unless the settings say so. A company's name is rarely personal, and answers need it."""
+"""Kinds that stay unless the settings say otherwise. A company's name is rarely personal, and answers need it."""
 
 STRENGTH: tuple[Kind, ...] = (
     *(Kind.TERM, Kind.SECRET, Kind.URL_TOKEN, Kind.EMAIL, Kind.NATIONAL_ID, Kind.IBAN, Kind.TAX_ID),

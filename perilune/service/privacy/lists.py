@@ -27,6 +27,16 @@ def weights(name: str) -> Mapping[str, int]:
     return found
 
 
+@cache
+def labelled(name: str) -> tuple[tuple[str, str], ...]:
+    """(word, label) of a list whose lines begin with a label; underscores are blanks."""
+    pairs = []
+    for line in _lines(name):
+        label, *rest = line.split()
+        pairs += [(word.replace("_", " "), label) for word in rest]
+    return tuple(pairs)
+
+
 def _lines(name: str) -> list[str]:
     text = (files("perilune.service.privacy") / "data" / name).read_text(encoding="utf-8")
     return [line for line in text.splitlines() if line and not line.startswith("#")]

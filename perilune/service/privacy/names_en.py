@@ -1,13 +1,15 @@
 """Names of people in English writing, and Chinese names in Latin letters.
 
-Knows lists of given names, of surnames and of the ordinary words among them; no model. A given name and a surname, a
-title and a name, a surname with initials, and what follows a greeting or "my name is" count; a given name alone only
-with such a word beside it.
+Knows lists of given names, of surnames and of the ordinary words among them; no model. A given name and a
+surname, a title and a name, a surname with initials, and what follows a greeting or "my name is" count; a
+given name alone only with such a word beside it.
 """
 
 from __future__ import annotations
 
 import re
+import sys
+from bisect import bisect_right
 from collections.abc import Iterator
 
 from perilune.service.privacy.fold import Folded
@@ -16,54 +18,66 @@ from perilune.service.privacy.lists import words
 
 _W = r"[A-Za-zÀ-ÖØ-öø-ÿ]"
 _NAME = rf"(?:(?:[OD]['’]|Mc|Mac|al-|Al-)?{_W}{{1,20}}(?:[\-‐'’]{_W}{{2,20}})?)"
-_WORDS = re.compile(rf"(?<!{_W})(?:[OoDd]['’])?{_W}{{1,24}}+(?:[\-‐]{_W}{{1,24}}+)?")
+_CAPITAL = "[A-ZÀ-ÖØ-Þ]"
+_WORDS = re.compile(
+    rf"(?<!{_W})(?:[OoDd]['’](?={_CAPITAL}))?(?:{_CAPITAL}{_W}{{0,24}}+(?:[\-‐]{_CAPITAL}{_W}{{1,24}}+)?"
+    rf"|{_W}{{1,24}}+)"
+)
 _GAP = re.compile(r"(?:[ \t\u00a0]{1,3}|[ ]?\n[ ]?)(?:(?:[A-Z]\.?|[\"“'(][A-Za-z]{2,15}[\"”')])[ ]{1,2}){0,2}")
 _COMMA = re.compile(r",[ ]{0,2}\n?")
 _PARTICLE = re.compile(
-    r"(?:van der|van den|van de|van|von der|von|de la|de los|del|de|di|da|dos|du|la|le|el|al|bin|ben|ibn|mac|st\.?)[ ]{1,2}",
+    r"(?:van der|van den|van de|van|von der|von|de la|de los|del|de|di|da|dos|du|la|le|el|al|bin|ben|ibn|mac"
+    r"|st\.?)[ ]{1,2}",
     re.IGNORECASE,
 )
+_ROYAL = re.compile(r"(?:Queen|King|Prince|Princess|Saint|St\.?|Pope|Emperor|Lake|Port|Fort|Mount|Santa|San) \Z")
 _SUFFIX = re.compile(r",?[ ](?:Jr|Sr|II|III|IV|PhD|MD|Esq)(?![A-Za-z])\.?")
 _TITLED = re.compile(
-    rf"(?<!{_W})(?:(?:Mr|Mrs|Ms|Mx|Dr|Prof|Rev|Hon|Capt|Lt|Sgt|Sr|Sra|Mme|Mlle|Messrs)\.?|MR|MRS|MS|DR|PROF|Miss|Missus|Mister|Doctor|Professor|Sir|Dame"
-    rf"|Madam|Lady|Lord|Reverend|Father|Sister|Brother|Captain|Sergeant|Officer|Detective|Inspector|Judge|Justice|Nurse|Coach|Aunt|Auntie|Uncle|Grandma"
-    rf"|Grandpa|Granny|Cousin|Senator|Herr|Frau|Señora?|Monsieur|Madame|Signora?)(?:[ ]?\n?[ ]?|[ ]{{1,2}})"
-    rf"(?P<name>(?:[A-Z]\.?[ ]){{0,2}}(?:(?:van|von|de|del|di|da|la|le|bin|al)[ ]){{0,2}}(?:[OD]['’])?[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’][A-ZÀ-Öa-z]{_W}{{1,20}})?)"
+    rf"(?<!{_W})(?:(?:(?:Mr|Mrs|Ms|Mx|Dr|Prof|Rev|Hon|Capt|Lt|Sgt|Sr|Sra|Mme|Mlle|Messrs)\.?|MR|MRS|MS|DR"
+    rf"|PROF|Miss|Missus|Mister|Doctor|Professor|Sir|Dame"
+    rf"|Madam|Lady|Lord|Reverend|Father|Sister|Brother|Captain|Sergeant|Officer|Detective|Inspector|Judge"
+    rf"|Justice|Nurse|Coach|Aunt|Auntie|Uncle|Grandma"
+    rf"|Grandpa|Granny|Cousin|Senator|Herr|Frau|Señora?|Monsieur|Madame|Signora?)(?:[ ]?\n?[ ]?|[ ]{{1,2}})){{1,3}}"
+    rf"(?P<name>(?:[A-Z]\.?[ ]){{0,2}}(?:(?:van|von|de|del|di|da|la|le|bin|al|Ní|Ni|Nic|Ó|Mac|San|De|Van|Von"
+    rf"|Di|Da|La|Le|Al)[ ]){{0,2}}(?:[OD]['’])?[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’][A-ZÀ-Öa-z]{_W}{{1,20}})?)"
     rf"(?P<more>(?:[ ](?:[A-Z]\.[ ])?(?:[OD]['’])?[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’][A-ZÀ-Ö]{_W}{{1,20}})?){{0,2}})"
 )
 _INITIALS = re.compile(
-    rf"(?<![A-Za-z.])(?P<name>(?:[A-Z]\.[ \-]?){{1,3}}[ ]?\n?(?:[OD]['’]|Mc|Mac)?[A-Z]{_W}{{1,20}}(?:-[A-Z]{_W}{{1,20}})?|(?:[OD]['’])?[A-Z]{_W}{{2,20}},? [A-Z]\.(?:[ ]?[A-Z]\.)?)(?!{_W})"
+    rf"(?<![A-Za-z.])(?P<name>(?:[A-Z]\.[ \-]?){{1,3}}[ ]?\n?(?:[OD]['’]|Mc"
+    rf"|Mac)?[A-Z]{_W}{{1,20}}(?:-[A-Z]{_W}{{1,20}})?|(?:[OD]['’])?[A-Z]{_W}{{2,20}},? [A-Z]\.(?:["
+    rf" ]?[A-Z]\.)?)(?!{_W})"
 )
 _CUED = re.compile(
-    rf"(?<!{_W})(?i:my name is|name's|name is|i am|i'm|this is|it's|call me|called|named|signed,?|yours,?|regards,?|cheers,?|thanks,?|sincerely,?|best,?|love,?"
+    rf"(?<!{_W})(?i:my name is|name's|name is|i am|i'm|this is|it's|call me|called|named|signed,?|yours,?"
+    rf"|regards,?|cheers,?|thanks,?|sincerely,?|best,?|love,?"
     rf"|dear|hi|hello|hey|morning|ask for|speak to|talk to|contact|cc|attn|attention|from|to|by|with|and|"
-    rf"(?:my|his|her|our|their)[ ](?:wife|husband|son|daughter|brother|sister|mother|father|mom|mum|dad|boss|manager|colleague|friend|neighbou?r|partner|boyfriend|girlfriend|uncle"
-    rf"|aunt|cousin|fianc[ée]e?|ex|teacher|tutor|landlord|landlady|roommate|flatmate|client|patient|assistant|niece|nephew|grandson|granddaughter|grandmother|grandfather|kid|child|therapist|doctor|coach|supervisor|nanny)"
-    rf"|patient|employee|customer|client|tenant|applicant|name|contact|recipient|attendee|assignee|author|reporter|owner|guardian|spouse)"
-    rf"(?:[ ]is|[ ]was|'s)?[ ]?[,:=\-–—]?[\"']?[ ]{{0,3}}\n{{0,2}}[ ]{{0,3}}[\"'“]?(?P<name>[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’]{_W}{{2,20}})?)(?P<more>(?:[ ]{{1,2}}[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’]{_W}{{2,20}})?)?)(?!{_W})"
+    rf"(?:my|his|her|our|their)[ ](?:wife|husband|son|daughter|brother|sister|mother|father|mom|mum|dad|boss"
+    rf"|manager|colleague|friend|neighbou?r|partner|boyfriend|girlfriend|uncle"
+    rf"|aunt|cousin|fianc[ée]e?|ex|teacher|tutor|landlord|landlady|roommate|flatmate|client|patient|assistant"
+    rf"|niece|nephew|grandson|granddaughter|grandmother|grandfather|kid|child|therapist|doctor|coach"
+    rf"|supervisor|nanny)"
+    rf"|patient|employee|customer|client|tenant|applicant|name|contact|recipient|attendee|assignee|author"
+    rf"|reporter|owner|guardian|spouse)"
+    rf"(?:[ ]is|[ ]was|'s)?[ ]?[,:=\-–—]?[\"']?[ ]{{0,3}}\n{{0,2}}[ ]{{0,3}}[\"'“]?(?P<name>[A-ZÀ-Ö]{_W}{{1,20"
+    rf"}}(?:[\-'’]{_W}{{2,20}})?)(?P<more>(?:[ ]{{1,2}}[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’]{_W}{{2,20}})?)?)(?!{_W})"
 )
 _SURE_CUE = re.compile(
-    r"(?i:my name is|name's|name is|call me|named|signed|name|patient|employee|recipient|applicant|attendee|assignee|guardian|spouse)[^A-Za-z]{0,8}\Z"
+    r"(?i:my name is|name's|name is|call me|named|signed|name|patient|employee|recipient|applicant|attendee"
+    r"|assignee|guardian|spouse)[^A-Za-z]{0,8}\Z"
 )
 
-_SYLLABLE = r"(?:(?:zh|ch|sh|[bpmfdtnlgkhjqxrzcsyw])?(?:iang|iong|uang|ang|eng|ing|ong|ian|iao|uai|uan|van|ai|ei|ao|ou|an|en|in|un|vn|ia|ie|iu|ua|uo|ui|ue|ve|er|a|o|e|i|u|v|ü|üe))"
-_PINYIN_SURNAMES = frozenset(
-    (
-        "wang li zhang liu chen yang huang zhao wu zhou xu sun ma zhu hu guo he lin gao luo zheng liang xie song tang feng deng cao peng zeng xiao tian dong "
-        "yuan pan yu jiang cai du ye cheng su wei lu lü lv ding ren shen yao cui zhong tan fan jin shi liao jia xia fu fang bai zou meng xiong qin qiu yin xue yan duan lei "
-        "hou long tao he gu mao hao gong shao wan qian dai mo kong xiang ouyang sima zhuge shangguan situ wong chan lau cheung ng kwok lam leung tsang chow"
-    ).split()
+_SYLLABLE = (
+    r"(?:(?:zh|ch|sh|[bpmfdtnlgkhjqxrzcsyw])?(?:iang|iong|uang|ang|eng|ing|ong|ian|iao|uai|uan|van|ai|ei|ao"
+    r"|ou|an|en|in|un|vn|ia|ie|iu|ua|uo|ui|ue|ve|er|a|o|e|i|u|v|ü|üe))"
 )
 _PINYIN_GIVEN = re.compile(rf"{_SYLLABLE}(?:[\-'’]?{_SYLLABLE})?\Z", re.IGNORECASE)
-_NOT_GIVEN = frozenset(
-    "fang wang chen lin su ma he li an me do so to go no be we my in on long hang man men sea hai gang pan can fan ban bin bun dan den din gun".split()
-)
 
 
 def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
     finder = _Finder(folded.text)
     yield from finder.pairs()
+    yield from finder.alone()
     yield from finder.patterns()
 
 
@@ -72,8 +86,10 @@ class _Finder:
         self._text = text
         self._given = words("given_en.txt")
         self._surnames = words("surnames_en.txt")
+        self._frequent = words("frequent_en.txt")
         self._ordinary = words("ordinary_en.txt")
         self._figures = words("figures.txt")
+        self._public: list[tuple[int, int]] = []  # where people of history stand
 
     def pairs(self) -> Iterator[Found]:
         """Given name and surname, in either order, with initials or a particle between."""
@@ -96,6 +112,7 @@ class _Finder:
         if not comma and not _GAP.fullmatch(between) and not self._particle(between):
             return 0
         if f"{one}_{two}" in self._figures or f"{one}_{between.strip().lower()}_{two}" in self._figures:
+            self._public.append((first.start(), second.end()))
             return 0
         if comma:
             fits = one in self._surnames and two in self._given and two not in self._ordinary
@@ -109,7 +126,7 @@ class _Finder:
 
     def _is_name(self, first: str, second: str, one: str, two: str) -> bool:
         given, surname = one in self._given, self._is_surname(two)
-        if not given or len(one) < 2 or len(two) < 2:
+        if not given or one in words("never_given.txt") or len(one) < 2 or len(two) < 2:
             return False
         ordinary = (one in self._ordinary) + (two in self._ordinary)
         if first[0].islower() and second[0].islower():
@@ -130,14 +147,32 @@ class _Finder:
         if not (first[0].isupper() and second[0].isupper()):
             return False
         for surname, given in ((one, two), (two, one)):
-            if surname in _PINYIN_SURNAMES and given not in self._ordinary and _PINYIN_GIVEN.match(given):
-                return given not in _NOT_GIVEN or surname not in _NOT_GIVEN
+            if (
+                surname in words("pinyin_surnames.txt")
+                and given not in self._ordinary
+                and _PINYIN_GIVEN.match(given)
+            ):
+                return given not in words("short_pinyin.txt") or surname not in words("short_pinyin.txt")
         return False
 
     def _through(self, end: int) -> int:
         """With a second surname or a suffix."""
         suffix = _SUFFIX.match(self._text, end)
         return suffix.end() if suffix else end
+
+    def alone(self) -> Iterator[Found]:
+        """Given names by themselves that are nothing else in English."""
+        for word in _WORDS.finditer(self._text):
+            name = _plain(word[0])
+            if not word[0][0].isupper() or len(word[0]) < 3 or name not in self._frequent or name in self._ordinary:
+                continue
+            royal = _ROYAL.search(self._text, max(0, word.start() - 12), word.start())
+            if name in self._given and not royal and not self._is_public(word):
+                yield Found(word.start(), word.end(), Kind.PERSON)
+
+    def _is_public(self, word: re.Match[str]) -> bool:
+        at = bisect_right(self._public, (word.start(), sys.maxsize)) - 1
+        return at >= 0 and word.start() < self._public[at][1]
 
     def patterns(self) -> Iterator[Found]:
         for match in _TITLED.finditer(self._text):

@@ -1,7 +1,7 @@
 """What stands in networks: e-mail addresses, IP and MAC addresses, the secret parts of links.
 
-Knows folded text. Of a link only the user, long or odd path segments, query values and the fragment are taken: where
-it points may stay.
+Knows folded text. Of a link only the user, long or odd path segments, query values and the fragment are taken:
+where it points may stay.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from collections.abc import Iterator
 
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
+from perilune.service.privacy.lists import words
 
 _LOCAL = r"[A-Za-z0-9_%+][A-Za-z0-9._%+'\-]{0,63}"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9\-]{0,61}\n?[A-Za-z0-9\-]{0,20})"
 _AT = r"(?:[ \t]{0,2}\n?[ \t]{0,2}(?:@|%40|&#64;)[ \t]{0,2}\n?[ \t]{0,2})"
 _DOT = r"(?:\.\n?|[ \t]\.[ \t]|\n\.)"
-_MAIL = re.compile(rf"(?<![A-Za-z0-9._%+'\-]){_LOCAL}{_AT}{_LABEL}(?:{_DOT}{_LABEL}){{0,5}}{_DOT}[A-Za-z]{{2,24}}")
+_MAIL = re.compile(rf"(?<![A-Za-z0-9._%+\-]){_LOCAL}{_AT}{_LABEL}(?:{_DOT}{_LABEL}){{0,5}}{_DOT}[A-Za-z]{{2,24}}")
 _AT_WORD = (
     r"(?:[ ]{0,2}[\[({<【][ ]{0,2}(?:at|@|艾特)[ ]{0,2}[\])}>】][ ]{0,2}|[ ]{1,2}at[ ]{1,2}|[ ]{0,2}艾特[ ]{0,2})"
 )
-_DOT_WORD = r"(?:[ ]{0,2}[\[({<【][ ]{0,2}(?:dot|\.|点|點)[ ]{0,2}[\])}>】][ ]{0,2}|[ ]{1,2}dot[ ]{1,2}|[ ]{0,2}[点點][ ]{0,2})"
+_DOT_WORD = (
+    r"(?:[ ]{0,2}[\[({<【][ ]{0,2}(?:dot|\.|点|點)[ ]{0,2}[\])}>】][ ]{0,2}|[ ]{1,2}dot[ ]{1,2}|[ ]{0,2}[点點]["
+    r" ]{0,2})"
+)
 _PART = r"[A-Za-z0-9][A-Za-z0-9_%+\-]{0,62}"
 _MAIL_WORDS = re.compile(
     rf"(?<![A-Za-z0-9._%+\-]){_PART}(?:(?:{_DOT_WORD}|[._]){_PART}){{0,4}}{_AT_WORD}{_PART}"
@@ -31,7 +35,8 @@ _MAIL_WORDS = re.compile(
 _BRACKETED_AT = re.compile(r"[\[({<【][ ]{0,2}(?:at|@|艾特)|艾特|@", re.IGNORECASE)
 _DOT_WORDED = re.compile(_DOT_WORD, re.IGNORECASE)
 _MAIL_HASH = re.compile(
-    r"(?<![A-Za-z0-9._%+\-])[A-Za-z0-9][A-Za-z0-9._%+\-]{1,63}[#＃][A-Za-z0-9\-]{1,63}(?:\.[A-Za-z0-9\-]{1,63}){0,3}"
+    r"(?<![A-Za-z0-9._%+\-])[A-Za-z0-9][A-Za-z0-9._%+\-]{1,63}[#＃][A-Za-z0-9\-]{1,63}(?:\.[A-Za-z0-9\-]{1,63}"
+    r"){0,3}"
     r"\.(?:com|cn|net|org|edu|io|example|uk|de|gov)(?![A-Za-z0-9])"
 )
 
@@ -40,29 +45,28 @@ _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IP4 = re.compile(rf"(?<![0-9.A-Za-z_\-]){_OCTET}(?:{_SEP4}{_OCTET}){{3}}(?![0-9]|\.[0-9])", re.IGNORECASE)
 _IP4_TOUCHING = re.compile(rf"(?<=[A-Za-z_\-]){_OCTET}(?:\.{_OCTET}){{3}}(?![0-9]|\.[0-9])")
 _VERSION = re.compile(
-    r"(?:\bv|version|release|build|firmware|driver|版本|版|固件|升级到|update to|upgrade to)[ :=]{0,3}v?\Z",
+    r"(?:\bv|version|release|build|firmware|driver|版本|版|固件|升级到|update to|upgrade to|os|系统|android|miui"
+    r"|windows|clause|section|article|§|第|条|条款|notes?;)[ :=]{0,3}v?\Z",
     re.IGNORECASE,
 )
+_HOST = re.compile(r"(?:ip|host|server|ping|addr|dns|地址|主机|服务器|from|@)[^A-Za-z]{0,6}\Z", re.IGNORECASE)
 _IP6 = re.compile(
     r"(?<![0-9A-Za-z:.])(?:[0-9A-Fa-f]{0,4}(?:\[:\]|:)){2,7}[0-9A-Fa-f]{0,4}(?:%[A-Za-z0-9]{1,12})?(?![0-9A-Za-z:])"
 )
 _MAC = re.compile(
-    r"(?<![0-9A-Za-z:\-])(?:[0-9A-F]{2}([:\-])(?:[0-9A-F]{2}\1){4}[0-9A-F]{2}|[0-9A-F]{4}\.[0-9A-F]{4}\.[0-9A-F]{4}"
+    r"(?<![^0-9A-Za-z][0-9A-F]{2}[:\-])(?<![0-9A-Za-z])(?:[0-9A-F]{2}([:\-])(?:[0-9A-F]{2}\1){4}[0-9A-F]{2}"
+    r"|[0-9A-F]{4}\.[0-9A-F]{4}\.[0-9A-F]{4}"
     r"|(?:[0-9A-F]{2}[ :\-]\n?){5}[0-9A-F]{2}|[0-9A-F]{6}[\-:][0-9A-F]{6})(?![0-9A-Za-z:\-])",
     re.IGNORECASE,
 )
 
 _URL = re.compile(
-    r"(?:[a-z][a-z0-9+.\-]{1,15}://|(?<![A-Za-z0-9@.])(?:[a-z0-9\-]{1,63}\.){1,5}[a-z]{2,12}(?::[0-9]{2,5})?(?=[/?#]))"
+    r"(?:[a-z][a-z0-9+.\-]{1,15}://|(?<![A-Za-z0-9@.])(?:[a-z0-9\-]{1,63}\.){1,5}[a-z]{2,12}(?::[0-9]{2,5})?(?"
+    r"=[/?#]))"
     r"[^\s<>\"'`，。；、！？（）【】《》“”‘’\u4e00-\u9fff]{1,4000}",
     re.IGNORECASE,
 )
 _NEXT_LINE = re.compile(r"\n[ ]{0,4}(?P<rest>[A-Za-z0-9_\-%=&.~]{4,400})(?=[\s<>\"'`)，。]|\Z)")
-_TELLING = frozenset(
-    "reset invite invitation token verify verification confirm confirmation share shared join unsubscribe magic activate "
-    "activation auth login signin sso callback hooks webhook webhooks hook s d f t r i link download file view open access "
-    "key session sign signed k u p e ref meeting j room redeem password-reset set-password account users user".split()
-)
 _HARMLESS_VALUE = re.compile(
     r"(?:[0-9]{1,4}|[a-z]{1,12}|[A-Z]{1,3}|true|false|[a-z]{2}[_\-][A-Za-z]{2}|[0-9.]{1,6})\Z"
 )
@@ -99,7 +103,7 @@ def _mails(text: str) -> Iterator[Found]:
 def _ips(text: str) -> Iterator[Found]:
     for pattern in (_IP4, _IP4_TOUCHING):
         for match in pattern.finditer(text):
-            if not _VERSION.search(text, max(0, match.start() - 16), match.start()):
+            if _is_address(text, match):
                 yield Found(match.start(), match.end(), Kind.IP)
     if ":" not in text:
         return
@@ -111,6 +115,16 @@ def _ips(text: str) -> Iterator[Found]:
             continue
         if any(char.isdigit() for char in value) and int(address) > 1:
             yield Found(match.start(), match.end(), Kind.IP)
+
+
+def _is_address(text: str, match: re.Match[str]) -> bool:
+    """No version, no clause, and none of the addresses that every machine has."""
+    octets = [int(octet) for octet in re.findall("[0-9]+", match[0])]
+    if octets[0] in (0, 127, 255):
+        return False
+    if _VERSION.search(text, max(0, match.start() - 16), match.start()):
+        return False
+    return octets[0] > 9 or max(octets) > 25 or bool(_HOST.search(text, max(0, match.start() - 24), match.start()))
 
 
 def _link(text: str, match: re.Match[str]) -> Iterator[Found]:
@@ -131,13 +145,14 @@ def _link(text: str, match: re.Match[str]) -> Iterator[Found]:
     before = ""
     for part in re.finditer(r"[^/;]+", link[path_start:query_start]):
         segment = part[0]
-        if _odd(segment) or (before in _TELLING and len(segment) >= 5 and not segment.isalpha()):
+        if _odd(segment) or (before in words("link_words.txt") and len(segment) >= 5 and not segment.isalpha()):
             yield Found(start + path_start + part.start(), start + path_start + part.end(), Kind.URL_TOKEN)
         before = segment.lower()
     for part in re.finditer(r"[^?#&;=/]+(=)?", link[query_start:]):
         if part[1]:
             continue
-        if not _HARMLESS_VALUE.match(part[0]):
+        fragment = link[query_start + part.start() - 1] == "#"
+        if not _HARMLESS_VALUE.match(part[0]) and not (fragment and _WORDY.match(part[0])):
             yield Found(start + query_start + part.start(), start + query_start + part.end(), Kind.URL_TOKEN)
 
 

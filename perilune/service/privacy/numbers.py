@@ -7,7 +7,7 @@ that two numbers side by side, or one with blanks or line breaks inside, are tol
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from perilune.service.privacy import checks
 from perilune.service.privacy.fold import Folded
@@ -28,7 +28,7 @@ _SPANISH = re.compile(
 )
 _HONG_KONG = re.compile(r"(?<![A-Z0-9])[A-Z]{1,2} ?[0-9]{3} ?[0-9]{3} ?\(?[0-9A]\)?(?![A-Z0-9])")
 _UK_INSURANCE = re.compile(
-    r"(?<![A-Z0-9])[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z][ \-]?[0-9]{2}[ \-]?[0-9]{2}[ \-]?[0-9]{2}[ \-]?[A-D](?![A-Z0-9])",
+    r"(?<![A-Z0-9])[A-Z]{2}[ \-]?[0-9]{2}[ \-]?[0-9]{2}[ \-]?[0-9]{2}[ \-]?[A-D](?![A-Z0-9])",
     re.IGNORECASE,
 )
 _UK_LICENCE = re.compile(r"(?<![A-Z0-9])[A-Z9]{5}[ ]?[0-9]{6}[ ]?[A-Z9]{2}[ ]?[0-9][A-Z]{2}(?![A-Z0-9])")
@@ -36,10 +36,14 @@ _CPF = re.compile(r"(?<![0-9])[0-9]{3}\.?[0-9]{3}\.?[0-9]{3}[\-/]?[0-9]{2}(?![0-
 _SSN = re.compile(r"(?<![0-9\-])[0-9]{3}(?P<joint>[ ]?[\-–—‑][ ]?|[ .\n])[0-9]{2}(?P=joint)[0-9]{4}(?![0-9\-])")
 _VAT = re.compile(
     r"(?<![A-Z0-9])(?:ATU[ ]?[0-9]{8}|BE[ ]?[01][0-9]{3}\.?[0-9]{3}\.?[0-9]{3}|BG[0-9]{9,10}|CY[0-9]{8}[A-Z]"
-    r"|CZ[0-9]{8,10}|DE[ ]?[0-9]{3}[ ]?[0-9]{3}[ ]?[0-9]{3}|DK[ ]?[0-9]{8}|E[EL][0-9]{9}|ES[ \-]?[A-Z0-9][0-9]{7}[A-Z0-9]"
-    r"|FI[0-9]{8}|FR[ ]?[A-Z0-9]{2}[ ]?[0-9]{3}[ ]?[0-9]{3}[ ]?[0-9]{3}|GB[ ]?[0-9]{3}[ ]?[0-9]{4}[ ]?[0-9]{2}(?:[0-9]{3})?"
-    r"|HR[0-9]{11}|HU[0-9]{8}|IE[0-9][A-Z0-9+*][0-9]{5}[A-Z]{1,2}|IT[ ]?[0-9]{11}|LT[0-9]{9,12}|LU[0-9]{8}|LV[0-9]{11}"
-    r"|MT[0-9]{8}|NL[ ]?[0-9]{9}B[0-9]{2}|PL[ ]?[0-9]{10}|PT[ ]?[0-9]{9}|RO[0-9]{6,10}|SE[0-9]{12}|SI[0-9]{8}|SK[0-9]{10}"
+    r"|CZ[0-9]{8,10}|DE[ ]?[0-9]{3}[ ]?[0-9]{3}[ ]?[0-9]{3}|DK[ ]?[0-9]{8}|E[EL][0-9]{9}|ES["
+    r" \-]?[A-Z0-9][0-9]{7}[A-Z0-9]"
+    r"|FI[0-9]{8}|FR[ ]?[A-Z0-9]{2}[ ]?[0-9]{3}[ ]?[0-9]{3}[ ]?[0-9]{3}|GB[ ]?[0-9]{3}[ ]?[0-9]{4}["
+    r" ]?[0-9]{2}(?:[0-9]{3})?"
+    r"|HR[0-9]{11}|HU[0-9]{8}|IE[0-9][A-Z0-9+*][0-9]{5}[A-Z]{1,2}|IT[ ]?[0-9]{11}|LT[0-9]{9,12}|LU[0-9]{8}"
+    r"|LV[0-9]{11}"
+    r"|MT[0-9]{8}|NL[ ]?[0-9]{9}B[0-9]{2}|PL[ ]?[0-9]{10}|PT[ ]?[0-9]{9}|RO[0-9]{6,10}|SE[0-9]{12}|SI[0-9]{8}"
+    r"|SK[0-9]{10}"
     r"|CHE[\- ]?[0-9]{3}\.?[0-9]{3}\.?[0-9]{3})(?![A-Z0-9])"
 )
 
@@ -111,25 +115,31 @@ def _grouped_like_a_card(sizes: list[int]) -> bool:
 def _lettered(text: str) -> Iterator[Found]:
     for match in _IBAN.finditer(text):
         yield from _iban(match)
-    for match in _CREDIT.finditer(text):
-        if checks.credit_code(_plain(match[0])):
-            yield Found(match.start(), match.end(), Kind.TAX_ID)
-    for match in _SPANISH.finditer(text):
-        value = _plain(match[0])
-        if len(value) == 9 and checks.spanish_id(value):
-            yield Found(match.start(), match.end(), Kind.NATIONAL_ID)
-    for match in _HONG_KONG.finditer(text):
-        if ("(" in match[0] or len(match[0]) == 8) and checks.hong_kong_id(_plain(match[0])):
-            yield Found(match.start(), match.end(), Kind.NATIONAL_ID)
-    for match in _CPF.finditer(text):
-        if "." in match[0] and checks.cpf("".join(filter(str.isdigit, match[0]))):
-            yield Found(match.start(), match.end(), Kind.NATIONAL_ID)
-    for match in _SSN.finditer(text):
-        if checks.us_social_security("".join(filter(str.isdigit, match[0]))):
-            yield Found(match.start(), match.end(), Kind.NATIONAL_ID)
-    for pattern, kind in ((_UK_INSURANCE, Kind.NATIONAL_ID), (_UK_LICENCE, Kind.LICENCE), (_VAT, Kind.TAX_ID)):
+    for pattern, kind, proves in _PROVEN:
         for match in pattern.finditer(text):
-            yield Found(match.start(), match.end(), kind)
+            if proves(match[0]):
+                yield Found(match.start(), match.end(), kind)
+
+
+def _digits(value: str) -> str:
+    return "".join(filter(str.isdigit, value))
+
+
+_PROVEN: tuple[tuple[re.Pattern[str], Kind, Callable[[str], bool]], ...] = (
+    (_CREDIT, Kind.TAX_ID, lambda value: checks.credit_code(_plain(value))),
+    (_SPANISH, Kind.NATIONAL_ID, lambda value: len(_plain(value)) == 9 and checks.spanish_id(_plain(value))),
+    (
+        _HONG_KONG,
+        Kind.NATIONAL_ID,
+        lambda value: ("(" in value or len(value) == 8) and checks.hong_kong_id(_plain(value)),
+    ),
+    (_CPF, Kind.NATIONAL_ID, lambda value: "." in value and checks.cpf(_digits(value))),
+    (_SSN, Kind.NATIONAL_ID, lambda value: checks.us_social_security(_digits(value))),
+    (_UK_INSURANCE, Kind.NATIONAL_ID, bool),
+    (_UK_LICENCE, Kind.LICENCE, bool),
+    (_VAT, Kind.TAX_ID, bool),
+)
+"""What letters and digits look like, and what proves it."""
 
 
 def _iban(match: re.Match[str]) -> Iterator[Found]:

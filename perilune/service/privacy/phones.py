@@ -12,7 +12,10 @@ from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 
 _GAP = r"(?:[ \t]{0,2}[\-–—‑.·/][ \t]{0,2}|[ \t]{1,2}|[ \t]?\n[ \t]?|[()]{1,2}[ ]?|[ ]\()"
-EXTENSION = r"(?:[ ]{0,2},?[ ]{0,2}(?:ext(?:ension|n)?\.?|x|#|转|轉|分机|分機|内线)[ ]{0,2}(?:号|no\.?)?[ :：#]{0,2}[0-9]{1,6}(?![0-9]))?"
+EXTENSION = (
+    r"(?:[ ]{0,2},?[ ]{0,2}(?:ext(?:ension|n)?\.?|x|#|转|轉|分机|分機|内线)[ ]{0,2}(?:号|no\.?)?["
+    r" :：#]{0,2}[0-9]{1,6}(?![0-9]))?"
+)
 _BEFORE = r"(?<![0-9A-Za-z_])"
 _AFTER = r"(?![0-9])"
 
@@ -23,7 +26,7 @@ def _digits(count: int) -> str:
 
 
 _PATTERNS = tuple(
-    re.compile(pattern + EXTENSION, re.IGNORECASE)
+    re.compile(r"(?:tel:[ ]?|callto:)?" + pattern + EXTENSION, re.IGNORECASE)
     for pattern in (
         # International: + or 00, country, subscriber.
         rf"(?<![0-9+])(?:\+|(?<![0-9.])00(?=[1-9])){_GAP}?[1-9](?:{_GAP}?[0-9]){{6,14}}(?![0-9])",
@@ -34,11 +37,11 @@ _PATTERNS = tuple(
         rf"(?<![0-9])\(?0{_GAP}?[1-9][0-9]{{1,2}}\)?{_GAP}?[1-9](?:{_GAP}?[0-9]){{6,7}}{_AFTER}",
         # Service lines.
         rf"(?<![0-9])[48]00{_GAP}?{_digits(7)}{_AFTER}",
-        r"(?<![0-9A-Za-z.,])95[0-9]{3}(?![0-9A-Za-z.,])(?=.{0,12}(?:热线|客服|电话|hotline))",
         # North America.
         rf"(?<![0-9])(?:1{_GAP}?)?\([2-9][0-9]{{2}}\){_GAP}?[2-9][0-9]{{2}}{_GAP}?[0-9]{{4}}{_AFTER}",
-        r"(?<![0-9.\-])(?:1[ .\-])?[2-9][0-9]{2}([.\- \n])[2-9][0-9]{2}[.\- \n][0-9]{4}(?![0-9\-])",
+        r"(?<![0-9])(?<![0-9][.\-])(?:1[ .\-])?[2-9][0-9]{2}([.\- \n])[2-9][0-9]{2}[.\- \n][0-9]{4}(?![0-9\-])",
         r"(?<![0-9.\-/$€£¥])[2-9][0-9]{2}[\-‑–][0-9]{4}(?![0-9\-]|\.[0-9])",
+        r"(?<![0-9A-Za-z.\-])[2-9][0-9]{2}[2-9][0-9]{6}(?![0-9A-Za-z]|[.\-][0-9])",
         # Britain and the continent: a trunk 0.
         rf"{_BEFORE}\(?0[1-9](?:{_GAP}?[0-9]\)?){{7,10}}{_AFTER}",
     )

@@ -1,27 +1,35 @@
 """Stand-ins for identifiers, and the way back: `[PERSON_1]` for every mention of one person, restored exactly.
 
-Knows what was replaced by what in one conversation; doesn't know how identifiers are found. Two ways to write one
-value share a number and differ by a letter: `[PHONE_1]`, `[PHONE_1b]`. Text that already looks like a placeholder is
-replaced too, so that replacing and restoring is the identity for any text. A model may write a placeholder a little
-otherwise (small letters, a blank, full-width brackets, no brackets, an escaped underscore); it is found all the same.
+Knows what was replaced by what in one conversation; doesn't know how identifiers are found. Two ways to write
+one value share a number and differ by a letter: `[PHONE_1]`, `[PHONE_1b]`. Text that already looks like a
+placeholder is replaced too, so that replacing and restoring is the identity for any text. A model may write a
+placeholder a little otherwise (small letters, a blank, full-width brackets, no brackets, an escaped
+underscore); it is found all the same.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 
+from perilune.service.privacy.fold import normal
 from perilune.service.privacy.kinds import LABELS, Found, Kind
+from perilune.service.privacy.persons import Persons
 
 _LABEL = "(?:" + "|".join(sorted(LABELS.values(), key=len, reverse=True)) + ")"
-_CORE = rf"(?i:(?P<label{{0}}>{_LABEL}))(?:\\?_|[ \-])[ ]?(?P<number{{0}}>[0-9]{{{{1,6}}}})(?P<form{{0}}>[a-zA-Z]{{{{0,2}}}})"
+_CORE = (
+    rf"(?i:(?P<label{{0}}>{_LABEL}))(?:\\?_|[ \-])[ ]?(?P<number{{0}}>[0-9]{{{{1,6}}}})(?P<form{{0}}>[a-zA-Z]"
+    rf"{{{{0,2}}}})"
+)
 _BRACKETED = rf"[\[［【][ ]?{_CORE.format(1)}[ ]?[\]］】]|\\[\[［【][ ]?{_CORE.format(2)}[ ]?\\[\]］】]"
 _BARE = (
     rf"(?<![A-Za-z0-9_])(?P<label3>{_LABEL})\\?_(?P<number3>[0-9]{{1,6}})(?P<form3>[a-z]{{0,2}})(?![A-Za-z0-9_])"
 )
 PLACEHOLDER = re.compile(f"{_BRACKETED}|{_BARE}")
 """Anything that is read as a placeholder."""
+
+_LITERAL = re.compile(rf"{_BRACKETED}|{_LABEL}\\?_[0-9]{{1,6}}[a-z]{{0,2}}")
+"""What might be read as one, whatever is put before and behind it."""
 
 _PREFIXES = sorted(
     {label[:size] for label in LABELS.values() for size in range(1, len(label) + 1)}, key=len, reverse=True
@@ -33,26 +41,12 @@ _BEGINNING = re.compile(
 _LONGEST = 2 + 1 + max(map(len, LABELS.values())) + 3 + 6 + 2 + 3
 _MAY_BEGIN = re.compile(r"[\\\[［【]|(?<![A-Za-z0-9_])[A-Z]")
 
-Escape = Callable[[str], str]
-"""What is done to a value that is put back, so that it fits its surroundings."""
-
-
-def plain(value: str) -> str:
-    """Into text: as it is."""
-    return value
-
-
-def in_json(value: str) -> str:
-    """Into a JSON string, such as the arguments of a tool call."""
-    return json.dumps(value, ensure_ascii=False)[1:-1]
-
 
 class Vault:
-    """What stands for what in one conversation. Not shared between threads; holds identifiers, so it lives in memory
-    only."""
+    """What stands for what in one conversation. Not shared between threads; lives in memory only."""
 
-    def __init__(self, normal: Callable[[str], str]) -> None:
-        self._normal = normal
+    def __init__(self) -> None:
+        self._persons = Persons()
         self._names: dict[tuple[Kind, str], str] = {}  # (kind, as written) -> placeholder
         self._numbers: dict[tuple[Kind, str], int] = {}  # (kind, normal form) -> number
         self._forms: dict[tuple[Kind, int], int] = {}  # ways to write it so far
@@ -67,10 +61,7 @@ class Vault:
         known = self._names.get((kind, value))
         if known is not None:
             return known
-        entity = (kind, self._normal(value))
-        number = self._numbers.get(entity)
-        if number is None:
-            number = self._numbers[entity] = self._counts[kind] = self._counts.get(kind, 0) + 1
+        number = self._number(kind, value)
         form = self._forms[kind, number] = self._forms.get((kind, number), -1) + 1
         letters = _letters(form)
         name = f"[{LABELS[kind]}_{number}{letters}]"
@@ -78,18 +69,30 @@ class Vault:
         self._values[LABELS[kind], str(number), letters] = value
         return name
 
+    def _number(self, kind: Kind, value: str) -> int:
+        entity = (kind, normal(value))
+        number = self._numbers.get(entity)
+        if number is None and kind is Kind.PERSON:
+            number = self._persons.number_of(value)
+        if number is None:
+            number = self._counts[kind] = self._counts.get(kind, 0) + 1
+        self._numbers[entity] = number
+        if kind is Kind.PERSON:
+            self._persons.add(number, value)
+        return number
+
     def value_of(self, match: re.Match[str]) -> str | None:
         """What a match of `PLACEHOLDER` stands for; None if nothing."""
         group = next(group for group in "123" if match["label" + group])
         label, form = match["label" + group].upper(), match["form" + group].lower()
         return self._values.get((label, match["number" + group], form))
 
-    def restore(self, text: str, escape: Escape = plain) -> str:
+    def restore(self, text: str) -> str:
         """A whole text with its placeholders turned back. Unknown ones stay."""
 
         def back(match: re.Match[str]) -> str:
             value = self.value_of(match)
-            return match[0] if value is None else escape(value)
+            return match[0] if value is None else value
 
         return PLACEHOLDER.sub(back, text) if self._names else text
 
@@ -114,7 +117,7 @@ def replaced(text: str, found: Sequence[Found], stand_in: Callable[[Kind, str], 
 
 def with_literals(text: str, found: Sequence[Found]) -> list[Found]:
     """The findings, widened over placeholders that they cut, and the placeholders besides."""
-    literals = [Found(*match.span(), Kind.TEXT) for match in PLACEHOLDER.finditer(text)]
+    literals = [Found(*match.span(), Kind.TEXT) for match in _LITERAL.finditer(text)]
     if not literals:
         return list(found)
     result: list[Found] = []
@@ -131,9 +134,8 @@ def with_literals(text: str, found: Sequence[Found]) -> list[Found]:
 class Restorer:
     """Turns placeholders back in a text that arrives in pieces, cut anywhere. One per stream."""
 
-    def __init__(self, vault: Vault, escape: Escape = plain) -> None:
+    def __init__(self, vault: Vault) -> None:
         self._vault = vault
-        self._escape = escape
         self._held = ""
         self._before = ""  # the last character that was given out, for word boundaries
 
@@ -159,7 +161,7 @@ class Restorer:
                 break
             value = self._vault.value_of(match)
             if value is not None:
-                out += [text[at : match.start()], self._escape(value)]
+                out += [text[at : match.start()], value]
                 at = match.end()
         out.append(text[at:cut])
         self._held = text[cut:]

@@ -5,6 +5,7 @@ Knows folded text. Prefixes are those that the issuers publish for secret scanne
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -15,34 +16,42 @@ _END = r"(?![A-Za-z0-9_\-])"
 _PREFIXED = re.compile(
     r"(?<![A-Za-z0-9])(?:"
     r"(?:sk|pk|rk|whsec|sess|key|api|tok|token|secret|prod|test|live)[_\-][A-Za-z0-9_\-]{12,400}"
-    r"|gh[pousr]_[A-Za-z0-9]{10,260}|github_pat_[A-Za-z0-9_]{10,260}|gl(?:pat|dt|rt|soat|ft|cbt)-[A-Za-z0-9_\-.]{10,100}"
+    r"|gh[pousr]_[A-Za-z0-9]{10,260}|github_pat_[A-Za-z0-9_]{10,260}|gl(?:pat|dt|rt|soat|ft"
+    r"|cbt)-[A-Za-z0-9_\-.]{10,100}"
     r"|xox[abeoprs]-[A-Za-z0-9\-]{8,260}|xapp-[A-Za-z0-9\-]{8,260}|(?:AKIA|ASIA|AROA|AIDA|ABIA|ACCA)[A-Z0-9]{8,40}"
     r"|AIza[A-Za-z0-9_\-]{16,60}|ya29\.[A-Za-z0-9_\-]{10,400}|GOCSPX-[A-Za-z0-9_\-]{10,60}"
-    r"|SG\.[A-Za-z0-9_\-]{6,60}\.[A-Za-z0-9_\-]{6,100}|hf_[A-Za-z0-9]{10,100}|npm_[A-Za-z0-9]{10,100}|pypi-[A-Za-z0-9_\-]{10,300}"
+    r"|SG\.[A-Za-z0-9_\-]{6,60}\.[A-Za-z0-9_\-]{6,100}|hf_[A-Za-z0-9]{10,100}|npm_[A-Za-z0-9]{10,100}"
+    r"|pypi-[A-Za-z0-9_\-]{10,300}"
     r"|do[oprt]_v1_[A-Za-z0-9]{10,100}|shp(?:at|ca|pa|ss)_[A-Za-z0-9]{10,100}|sq0[a-z]{3}-[A-Za-z0-9_\-]{10,100}"
     r"|LTAI[A-Za-z0-9]{8,40}|AKID[A-Za-z0-9]{8,60}|AGE-SECRET-KEY-1[A-Z0-9]{10,100}|hv[sb]\.[A-Za-z0-9_\-]{10,200}"
-    r"|dapi[a-f0-9]{20,60}|lin_api_[A-Za-z0-9]{10,100}|ntn_[A-Za-z0-9]{10,100}|figd_[A-Za-z0-9_\-]{10,100}|r8_[A-Za-z0-9]{10,60}"
+    r"|dapi[a-f0-9]{20,60}|lin_api_[A-Za-z0-9]{10,100}|ntn_[A-Za-z0-9]{10,100}|figd_[A-Za-z0-9_\-]{10,100}"
+    r"|r8_[A-Za-z0-9]{10,60}"
     r"|PMAK-[A-Za-z0-9\-]{10,100}|NRAK-[A-Z0-9]{10,60}|EAA[A-Za-z0-9]{20,300}|[0-9]{8,10}:AA[A-Za-z0-9_\-]{30,40}"
     rf"){_END}"
 )
 _JWT = re.compile(r"(?<![A-Za-z0-9_\-])eyJ[A-Za-z0-9_\-=]{8,4000}(?:\.\n?[A-Za-z0-9_\-=]{2,8000}){1,4}")
 _PEM = re.compile(
-    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^\-]{0,20000}(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?"
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^\-]{0,20000}(?:-----END [A-Z0-9 ]{0,40}PRIVATE"
+    r" KEY(?: BLOCK)?-----)?"
 )
 _BEARER = re.compile(
     r"(?<![A-Za-z])(?:Bearer|Basic|Token|Digest)[ :]{1,3}(?P<value>[A-Za-z0-9_\-.~+/=]{12,4000})", re.IGNORECASE
 )
+_IN_LINK = re.compile(r"://[^\s/:@]{1,64}:(?P<value>[^\s@\"'`]{1,200})@")
 _WEB_HOOK = re.compile(r"hooks\.slack\.com/services/(?P<value>[A-Za-z0-9/_\-]{8,200})")
 _ENTROPIC = re.compile(r"(?<![A-Za-z0-9_+/=.\-])[A-Za-z0-9_+/\-]{22,4000}={0,2}(?![A-Za-z0-9_+/=])")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
 
 _PASSWORD = re.compile(
-    r"(?:(?<![a-z])(?:pass ?words?|passwd|pwd|pass ?phrase|pass ?code|pw|psw|pin(?: code)?|passkey|credentials?|pass"
+    r"(?:(?<![a-z])(?:pass ?words?|passwd|pwd|pass ?phrase|pass ?code|pw|psw|pin(?: code)?|passkey"
+    r"|credentials?|pass"
     r"|(?:one[ \-]time|verification|security|access|otp|recovery|backup|auth)[ \-]?codes?|otp"
-    r"|(?:api|secret|access|private|signing|encryption|master|license|licence|app|client|auth|bot|webhook|shared|session|refresh|deploy|hmac|aes|ssh)"
+    r"|(?:api|secret|access|private|signing|encryption|master|license|licence|app|client|auth|bot|webhook"
+    r"|shared|session|refresh|deploy|hmac|aes|ssh)"
     r"[ _\-]?(?:key|token|secret|id)|(?:secret|token|key)s?|cookie)"
     r"|密码|口令|密匙|密钥|秘钥|提取码|验证码|校验码|动态码|支付码|令牌|私钥|访问码|访问密匙|暗号|pin码|解压码)"
-    r"(?P<gap>[^\n]{0,3}?[\"'”’)\]】]{0,3}(?:[ ]{0,3}(?:[:：=＝>→]{1,2}|-{1,2}|is|was|are|ist|as|to|用的是|改成了?|设成了?|设为|换成了?|还是|就是|是|为))"
+    r"(?P<gap>[^\n]{0,3}?[\"'”’)\]】]{0,3}(?:[ ]{0,3}(?:[:：=＝>→]{1,2}|-{1,2}|is|was|are|ist|as|to|用的是|改成了?"
+    r"|设成了?|设为|换成了?|还是|就是|是|为))"
     r"(?:[ ]{0,2}(?:now|still|just|currently|temporarily|probably|set to|reset to|changed to|这个|这串))?"
     r"[ ]{0,3}\n?[ ]{0,3}|[ ]{1,2})"
     r"(?P<value>[\"'“”‘’`「『(【\[<]{0,2}[^\s\"'“”‘’`「」『』,，。；;<>（）()【】\u4e00-\u9fff]{3,400})"
@@ -62,6 +71,8 @@ def find(folded: Folded) -> Iterator[Found]:
         for match in pattern.finditer(text):
             if _mixed(match["value"]):
                 yield Found(match.start("value"), match.end("value"), Kind.SECRET)
+    for match in _IN_LINK.finditer(text):
+        yield Found(*match.span("value"), Kind.SECRET)
     for match in _ENTROPIC.finditer(text):
         if _random(match[0]):
             yield Found(match.start(), match.end(), Kind.SECRET)
@@ -99,7 +110,7 @@ def _random(value: str) -> bool:
     lower = sum("a" <= char <= "z" for char in value)
     if digits < 3 or upper < 3 or lower < 3 or value.count("/") > 3:
         return False
-    changes = sum(_class(one) != _class(other) for one, other in zip(value, value[1:], strict=False))
+    changes = sum(_class(one) != _class(other) for one, other in itertools.pairwise(value))
     return changes >= len(value) / 4
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perilune.service.privacy.detect import Detector, normal
+from perilune.service.privacy.detect import Detector
 from perilune.service.privacy.kinds import LABELS, Found, Kind
-from perilune.service.privacy.placeholders import PLACEHOLDER, Restorer, Vault, in_json, replaced
+from perilune.service.privacy.placeholders import PLACEHOLDER, Restorer, Vault, replaced
 
 DETECTOR = Detector()
 
@@ -64,14 +63,14 @@ def texts_with_findings(draw: st.DrawFn) -> tuple[str, list[Found]]:
 @given(texts_with_findings())
 def test_replaced_and_restored_is_the_same(case: tuple[str, list[Found]]) -> None:
     text, found = case
-    vault = Vault(normal)
+    vault = Vault()
     assert vault.restore(replaced(text, found, vault.stand_in)) == text
 
 
 @settings(deadline=None, max_examples=60)
 @given(TEXTS)
 def test_so_it_is_with_what_the_rules_find(text: str) -> None:
-    vault = Vault(normal)
+    vault = Vault()
     left = replaced(text, DETECTOR.find(text), vault.stand_in)
     assert vault.restore(left) == text
 
@@ -79,7 +78,7 @@ def test_so_it_is_with_what_the_rules_find(text: str) -> None:
 @given(texts_with_findings(), st.data())
 def test_a_stream_cut_anywhere_says_the_same(case: tuple[str, list[Found]], data: st.DataObject) -> None:
     text, found = case
-    vault = Vault(normal)
+    vault = Vault()
     left = replaced(text, found, vault.stand_in)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(left)), max_size=12)))
     restorer = Restorer(vault)
@@ -102,7 +101,7 @@ def test_a_stream_cut_anywhere_says_the_same(case: tuple[str, list[Found]], data
     ],
 )
 def test_what_a_model_makes_of_a_placeholder_is_found(written: str) -> None:
-    vault = Vault(normal)
+    vault = Vault()
     vault.stand_in(Kind.PERSON, "王小明")
     assert vault.restore(f"Yes, {written}.") == "Yes, 王小明."
     restorer = Restorer(vault)
@@ -111,13 +110,13 @@ def test_what_a_model_makes_of_a_placeholder_is_found(written: str) -> None:
 
 @pytest.mark.parametrize("written", ["person 1", "[PERSON_2]", "XPERSON_1", "PERSON_1x2", "[PERSON_1c]", "order 1"])
 def test_and_nothing_else(written: str) -> None:
-    vault = Vault(normal)
+    vault = Vault()
     vault.stand_in(Kind.PERSON, "王小明")
     assert vault.restore(written) == written
 
 
 def test_one_value_has_one_number_and_each_way_to_write_it_a_letter() -> None:
-    vault = Vault(normal)
+    vault = Vault()
     assert vault.stand_in(Kind.PHONE, "138 0013 8000") == "[PHONE_1]"
     assert vault.stand_in(Kind.PHONE, "13800138000") == "[PHONE_1b]"
     assert vault.stand_in(Kind.PHONE, "１３８００１３８０００") == "[PHONE_1c]"
@@ -127,17 +126,11 @@ def test_one_value_has_one_number_and_each_way_to_write_it_a_letter() -> None:
 
 
 def test_a_hundred_ways_to_write_one_value_stay_apart() -> None:
-    vault = Vault(normal)
+    vault = Vault()
     values = ["1" + " " * blanks + "38" for blanks in range(100)]
     names = [vault.stand_in(Kind.TERM, value) for value in values]
     assert len(set(names)) == 100
     assert [vault.restore(name) for name in names] == values
-
-
-def test_into_the_arguments_of_a_tool_call_it_is_escaped() -> None:
-    vault = Vault(normal)
-    vault.stand_in(Kind.TERM, 'a "b"\nc\\')
-    assert json.loads('{"x": "' + vault.restore("[TERM_1]", in_json) + '"}') == {"x": 'a "b"\nc\\'}
 
 
 def test_every_kind_has_a_label_that_is_read_back() -> None:
@@ -148,7 +141,7 @@ def test_every_kind_has_a_label_that_is_read_back() -> None:
 
 
 def test_a_stream_is_not_held_back_where_nothing_can_begin() -> None:
-    vault = Vault(normal)
+    vault = Vault()
     vault.stand_in(Kind.PERSON, "Ann")
     restorer = Restorer(vault)
     assert restorer.push("Hello there, ") == "Hello there, "
