@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from perilune.service.backends.openai import Address
     from perilune.service.pool import Backends
     from perilune.service.predictor import Predictor
+    from perilune.service.privacy.departure import Deidentified
     from perilune.service.service import Service
 
 KV_FOLDER = "kv"
@@ -393,8 +394,10 @@ def _backends(settings: Settings, parts: Parts) -> Backends:
             remote=False,
         )
     ]
+    departure = _departure(settings, parts.telemetry)
     for given in settings.backends:
-        backend = OpenAIBackend(_address(given, check.timeout))
+        trusted = given.name in settings.privacy.trusted
+        backend = OpenAIBackend(_address(given, check.timeout), None if trusted else departure)
         targets.append(
             Target(
                 backend,
@@ -420,6 +423,28 @@ def _backends(settings: Settings, parts: Parts) -> Backends:
             )
     router = Router(targets, parts.clock, parts.telemetry)
     return Backends(Routes(router, routing.fallbacks), check.interval, parts.clock, parts.telemetry)
+
+
+def _departure(settings: Settings, telemetry: Telemetry) -> Deidentified:
+    """What takes identifiers out of text for backends. Raises `ConfigError` for kinds and backends that don't
+    exist."""
+    from perilune.service.privacy.departure import Deidentified, Policy
+    from perilune.service.privacy.kinds import Kind, Treatment
+
+    privacy, kinds = settings.privacy, {kind.value for kind in Kind if kind is not Kind.TEXT}
+    backends = {given.name for given in settings.backends}
+    for key, unknown, known in (
+        ("kinds", privacy.kinds.keys() - kinds, kinds),
+        ("trusted", set(privacy.trusted) - backends, backends),
+    ):
+        if unknown:
+            raise ConfigError(
+                f"privacy.{key} names {sorted(unknown)[0]!r}, which there isn't.",
+                hint=f"Known are {', '.join(sorted(known)) or 'none'}.",
+                param=f"privacy.{key}",
+            )
+    treatments = {Kind(kind): Treatment(treatment) for kind, treatment in privacy.kinds.items()}
+    return Deidentified(Policy(treatments, privacy.terms, frozenset(privacy.local_only)), telemetry)
 
 
 def _address(given: BackendSettings, probe_s: float) -> Address:

@@ -325,6 +325,25 @@ class RoutingSettings(Block):
     eject: float = Field(2.0, gt=0, description="Seconds out of service, doubled each time up to a minute.")
 
 
+class PrivacySettings(Block):
+    """What leaves for backends (docs/privacy.md)."""
+
+    trusted: Annotated[tuple[str, ...], BeforeValidator(parse_json)] = Field(
+        (), description="Names of backends that get text as it is written: your own machines."
+    )
+    local_only: Annotated[tuple[str, ...], BeforeValidator(parse_json)] = Field(
+        (), description="Tenants whose text never leaves for any backend."
+    )
+    kinds: Annotated[dict[str, Literal["replace", "drop", "refuse", "keep"]], BeforeValidator(parse_pairs)] = Field(
+        {},
+        description="What happens to a kind of identifier, where it isn't replaced and put back in the answer: "
+        "{national_id: refuse, organisation: replace} or national_id=refuse,order=keep.",
+    )
+    terms: Annotated[tuple[str, ...], BeforeValidator(parse_json)] = Field(
+        (), description="Words of your own that don't leave: names of projects, customers, places."
+    )
+
+
 class Settings(Block):
     """Everything that can be configured."""
 
@@ -348,6 +367,7 @@ class Settings(Block):
     )
     routing: RoutingSettings = RoutingSettings()
     limits: LimitSettings = LimitSettings()
+    privacy: PrivacySettings = PrivacySettings()
 
 
 def default_home() -> Path:

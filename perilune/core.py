@@ -6,7 +6,7 @@ Counts end in `_tokens`, durations in `_s`, sizes in `_bytes`. Clocks are passed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
@@ -604,6 +604,7 @@ class Report:
     cost: float | None = None  # by the configured prices; None for the local engine
     memory: MemoryUse = MemoryUse()
     confidence: float | None = None
+    taken_out: Mapping[str, int] = field(default_factory=dict)  # personal identifiers that didn't leave, by kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,6 +189,7 @@ TABLE: tuple[Metric, ...] = (
         "counter",
         "Times that the usage of keys could not be stored; it is kept for the next time.",
     ),
+    Metric("privacy_taken_out", "counter", "Identifiers taken out of text for backends.", ("kind",)),
     # Documents
     Metric("files_uploaded", "counter", "Files stored."),
     Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),

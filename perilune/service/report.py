@@ -35,6 +35,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "cost": report.cost,
         "memory": memory_dict(report.memory),
         "confidence": None if report.confidence is None else round(report.confidence, 4),
+        "taken_out": dict(report.taken_out),
     }
 
 

@@ -8,7 +8,7 @@ whatever phase it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -90,6 +90,7 @@ class RoutedAnswer:
         self._ttft_s: float | None = None
         self._usage = Usage(0, 0, 0)
         self._counted = True
+        self._taken_out: Mapping[str, int] = {}
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Every event of the answer. Errors are raised."""
@@ -184,6 +185,7 @@ class RoutedAnswer:
             while (event := await self._next(events)) is not None:
                 if isinstance(event, BackendDone):
                     self._usage, self._counted = event.usage, event.counted
+                    self._taken_out = event.taken_out
                     continue
                 if isinstance(event, TextDelta) and self._ttft_s is None:
                     self._ttft_s = self._elapsed_s()
@@ -369,6 +371,7 @@ class RoutedAnswer:
             degradations=degradations,
             attempts=tuple(trace.attempts),
             cost=round(trace.cost, 9),
+            taken_out=self._taken_out,
         )
         return Completed(usage, report)
 

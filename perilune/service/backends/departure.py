@@ -6,7 +6,8 @@ test holds that no other module of the service has an HTTP client. Knows text; d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from perilune.service.backends.protocol import ChatMessage
@@ -37,12 +38,14 @@ class Reverser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """What does leave. `altered`: it isn't what was written, so that tokens' log probabilities aren't shown."""
+    """What does leave. `altered`: it isn't what was written, so that tokens' log probabilities aren't shown.
+    `taken_out` counts the personal identifiers that don't leave, by kind."""
 
     messages: tuple[ChatMessage, ...]
     stops: tuple[str, ...]
     reverser: Reverser
     altered: bool = False
+    taken_out: Mapping[str, int] = field(default_factory=dict)
 
 
 class Departure(Protocol):

@@ -96,7 +96,9 @@ class OpenAIBackend:
         if not reader.complete:
             raise self._fault(FaultKind.BROKEN, "broke off in the middle of its answer.")
         usage = reader.usage
-        yield BackendDone(usage or Usage(0, reader.pieces, 0), counted=usage is not None)
+        yield BackendDone(
+            usage or Usage(0, reader.pieces, 0), counted=usage is not None, taken_out=departed.taken_out
+        )
 
     async def probe(self) -> None:
         """Ask for the list of models: every such server has one, and it costs no tokens."""

@@ -7,7 +7,7 @@ holds both to what is written here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -54,10 +54,11 @@ class Alive:
 @dataclass(frozen=True, slots=True)
 class BackendDone:
     """The last event of a call that ran. `counted` is false where the backend told no usage: then the completion
-    tokens are the pieces of text that came, and the prompt's are unknown (0)."""
+    tokens are the pieces of text that came, and the prompt's are unknown (0). `taken_out`: see `Departed`."""
 
     usage: Usage
     counted: bool = True
+    taken_out: Mapping[str, int] = field(default_factory=dict)
 
 
 BackendEvent = TextDelta | ChoiceFinished | Alive | BackendDone
