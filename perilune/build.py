@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from perilune.service.abstain import Abstain
     from perilune.service.answer import Limits, Parts
     from perilune.service.backends.openai import Address
+    from perilune.service.caches.answers import AnswerCaches, Vectors
+    from perilune.service.documents import DocumentService
     from perilune.service.pool import Backends
     from perilune.service.predictor import Predictor
     from perilune.service.privacy.departure import Deidentified
@@ -264,8 +266,21 @@ def _wire(
     kept = Sessions(store, memory) if memory is not None else None
     usage = UsageStore(store)
     answers = ResponseStore(store) if memory is not None else None
+    vectors = memory.vector if memory is not None else None
     service = _service(
-        settings, telemetry, stores, loaded, keys, usage, library, kept, answers, predictor, engine, model
+        settings,
+        telemetry,
+        stores,
+        loaded,
+        keys,
+        usage,
+        library,
+        kept,
+        answers,
+        predictor,
+        engine,
+        model,
+        vectors,
     )
     metrics.before_render(lambda: _gauges(engine, telemetry))
     described, later = loaded.info.kernels, contextlib.ExitStack()
@@ -287,6 +302,7 @@ def _service(
     predictor: Predictor,
     engine: EngineLoop,
     model: ServedModel,
+    vectors: Vectors | None,
 ) -> Service:
     from perilune.memory.language import detect
     from perilune.runtime.kv.spec import tenant_salt
@@ -330,7 +346,9 @@ def _service(
         settings.server.max_upload,
         telemetry,
         kv_of,
+        lambda part: caches.forget(part),
     )
+    caches = _caches(settings, documents, vectors, telemetry)
     parts = Parts(
         model=model,
         tokenizer=loaded.tokenizer,
@@ -360,7 +378,26 @@ def _service(
     retention = Retention(documents, parts.sessions, *keep) if kept is not None else None
     authenticate, known = _authenticator(keys)
     archive = Archive(answers)
-    return Service(parts, admission, authenticate, view, backends, ledger, archive, known, retention)
+    return Service(parts, admission, authenticate, view, backends, ledger, archive, caches, known, retention)
+
+
+def _caches(
+    settings: Settings, documents: DocumentService, vectors: Vectors | None, telemetry: Telemetry
+) -> AnswerCaches:
+    """Raises `ConfigError` for likeness without an embedder, and for a bad file of curated answers."""
+    from perilune.service.caches.answers import AnswerCaches, CachePolicy
+    from perilune.service.caches.faq import CuratedAnswers
+
+    given = settings.answer_cache
+    if given.semantic and settings.memory.embedder == "off":
+        raise ConfigError(
+            "answer_cache.semantic compares questions by an embedder, and memory.embedder is off.",
+            hint="Set memory.embedder, or answer_cache.exact instead.",
+            param="answer_cache.semantic",
+        )
+    policy = CachePolicy(given.exact, given.semantic, given.ttl_s, given.tenant_quota, given.likeness)
+    curated = CuratedAnswers(Path(given.faq).expanduser()) if given.faq else None
+    return AnswerCaches(policy, documents, curated, vectors, time.monotonic, telemetry)
 
 
 def _backends(settings: Settings, parts: Parts) -> Backends:

@@ -325,6 +325,23 @@ class RoutingSettings(Block):
     eject: float = Field(2.0, gt=0, description="Seconds out of service, doubled each time up to a minute.")
 
 
+class AnswerCacheSettings(Block):
+    """Answers that were given before (docs/caches.md). A tenant only finds its own."""
+
+    exact: bool = Field(False, description="Give an answer again to the same question about the same content.")
+    semantic: bool = Field(
+        False, description="Also to a question that is worded otherwise and verified to ask the same."
+    )
+    likeness: float = Field(
+        0.92, ge=0.5, le=1, description="Least cosine of two questions that are compared further."
+    )
+    ttl_s: float = Field(3600.0, gt=0, description="Seconds that an answer may be given again.")
+    tenant_quota: Bytes = Field(
+        16 * 1024**2, ge=64 * 1024, description="Bytes of answers kept of a tenant, in RAM."
+    )
+    faq: str = Field("", description="YAML file of curated questions and answers, for all tenants.")
+
+
 class PrivacySettings(Block):
     """What leaves for backends (docs/privacy.md)."""
 
@@ -368,6 +385,7 @@ class Settings(Block):
     routing: RoutingSettings = RoutingSettings()
     limits: LimitSettings = LimitSettings()
     privacy: PrivacySettings = PrivacySettings()
+    answer_cache: AnswerCacheSettings = AnswerCacheSettings()
 
 
 def default_home() -> Path:

@@ -49,6 +49,7 @@ class PlanKind(StrEnum):
     REFINED = "refined"  # retrieved passages within a token budget
     FALLBACK = "fallback"  # another model or backend
     LATER = "later"  # queue, batch or refuse
+    CACHED = "cached"  # an answer that was given before
 
 
 class FinishReason(StrEnum):
@@ -588,6 +589,16 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheHit:
+    """An answer that was not made anew. `kind` is exact, semantic or faq; `question` is the one that it was given
+    to, `age_s` seconds ago."""
+
+    kind: str
+    age_s: float
+    question: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The `perilune` object beside the standard fields; its JSON schema is docs/perilune-object.schema.json."""
 
@@ -605,6 +616,7 @@ class Report:
     memory: MemoryUse = MemoryUse()
     confidence: float | None = None
     taken_out: Mapping[str, int] = field(default_factory=dict)  # personal identifiers that didn't leave, by kind
+    answer_cache: CacheHit | None = None  # None: made for this request
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,12 @@ class Memory:
         self.retriever.close()
         self._index.close()
 
+    def vector(self, question: str) -> list[float]:
+        """What a question means, as a vector of length 1. Raises `EmbedderUnavailable`."""
+        if self._embedder is None:
+            raise EmbedderUnavailable("There is no embedder.", hint="Set memory.embedder.")
+        return [float(number) for number in self._embedder.embed([question], "query")[0]]
+
     def faults(self) -> list[str]:
         """What is out of use, in sentences; empty where everything works."""
         state = self._indexer.state

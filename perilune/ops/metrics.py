@@ -190,6 +190,9 @@ TABLE: tuple[Metric, ...] = (
         "Times that the usage of keys could not be stored; it is kept for the next time.",
     ),
     Metric("privacy_taken_out", "counter", "Identifiers taken out of text for backends.", ("kind",)),
+    Metric(
+        "answer_cache", "counter", "Answers looked for that were given before, by how that ended.", ("outcome",)
+    ),
     # Documents
     Metric("files_uploaded", "counter", "Files stored."),
     Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),

@@ -76,7 +76,9 @@ class DocumentService:
         max_upload_bytes: int,
         telemetry: Telemetry,
         kv_of: Callable[[str], KVPolicy] = all_full,
+        forget_answers: Callable[[str], None] = lambda part: None,
     ) -> None:
+        self._forget_answers = forget_answers
         self._library = library
         self._composer = composer
         self._backend = backend
@@ -189,7 +191,8 @@ class DocumentService:
         work.task = asyncio.create_task(self._warm(owner, records, work), name=f"warm {owner}")
 
     async def forget_kv(self, part: str) -> None:
-        """Drop KV that was made of `part`, a file or a session, alone or together with others."""
+        """Drop KV, and kept answers, made of `part`, a file or a session, alone or together with others."""
+        self._forget_answers(part)
         await self._in_worker(partial(self._forget_kv, part))
 
     def remember_joint(self, owner: str) -> None:

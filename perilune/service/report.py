@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perilune.core import Attempt, Citation, Degradation, MemoryUse, Plan, Report, TurnCitation
+from perilune.core import Attempt, CacheHit, Citation, Degradation, MemoryUse, Plan, Report, TurnCitation
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -36,6 +36,7 @@ def report_dict(report: Report) -> dict[str, Any]:
         "memory": memory_dict(report.memory),
         "confidence": None if report.confidence is None else round(report.confidence, 4),
         "taken_out": dict(report.taken_out),
+        "answer_cache": None if report.answer_cache is None else cache_hit_dict(report.answer_cache),
     }
 
 
@@ -101,6 +102,10 @@ def attempt_dict(attempt: Attempt) -> dict[str, Any]:
         "outcome": attempt.outcome,
         "seconds": round(attempt.seconds, 4),
     }
+
+
+def cache_hit_dict(hit: CacheHit) -> dict[str, Any]:
+    return {"kind": hit.kind, "age_s": round(hit.age_s, 1), "question": hit.question}
 
 
 def degradation_dict(degradation: Degradation) -> dict[str, str]:

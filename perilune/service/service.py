@@ -29,6 +29,7 @@ from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, BetterElsewhere, Parts
 from perilune.service.archive import Archive
+from perilune.service.caches.answers import AnswerCaches, keeping, served
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
@@ -56,6 +57,7 @@ class Service:
         backends: Backends,
         ledger: Ledger,
         responses: Archive,
+        caches: AnswerCaches,
         known: Callable[[str | None], Caller | None] = lambda key: None,
         retention: Retention | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class Service:
         self._retention = retention
         self._backends = backends
         self._responses = responses
+        self._caches = caches
         self._kv = kv
         self._admission = admission
         self._authenticate = authenticate
@@ -134,11 +137,34 @@ class Service:
             with self._admission.enter(request.n):
                 if reserved.state is not None:
                     yield Admitted(reserved.state)
-                events = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
+                made = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
+                events = made if stream is not None else self._again_or_anew(request, made, remote)
                 async with aclosing(_accounted(events, reserved)) as accounted:
                     async for event in accounted:
                         for item in stream.translate(event) if stream is not None else (event,):
                             yield item
+
+    async def _again_or_anew(
+        self, request: Request, anew: AsyncGenerator[Event, None], remote: bool
+    ) -> AsyncGenerator[Event, None]:
+        """An answer that was given before, where the settings allow it; else `anew`, which may be kept."""
+        parts, caches = self._parts, self._caches
+        async with aclosing(anew):
+            policy = f"{parts.kv_of(request.tenant)} {parts.preset}"
+            ask = await caches.ask(request, request.model if remote else parts.model.model_id, policy)
+            if ask is None:
+                async for event in anew:
+                    yield event
+                return
+            ask, kept, hit = await caches.find(ask, request)
+            if kept is not None and hit is not None:
+                parts.documents.require(request.file_ids)
+                elapsed_s = max(0.0, parts.clock() - request.arrival_s)
+                async for event in served(kept, hit, parts.limits.deadline_s(request), elapsed_s):
+                    yield event
+                return
+            async for event in keeping(anew, partial(caches.keep, ask, request)):
+                yield event
 
     async def estimate(self, request: Request) -> Plan:
         """How a request would be answered here, and how soon; see `ports.ServiceApi.estimate`."""

@@ -28,6 +28,8 @@ from perilune.service.admission import Admission
 from perilune.service.answer import Limits, Parts
 from perilune.service.archive import Archive
 from perilune.service.backends.local import LocalBackend
+from perilune.service.caches.answers import AnswerCaches, CachePolicy, Vectors
+from perilune.service.caches.faq import CuratedAnswers
 from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, UsageRows
@@ -73,6 +75,9 @@ class Bench:
     limits: KeyLimits = field(default_factory=KeyLimits)
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
+    cache: CachePolicy = field(default_factory=CachePolicy)
+    curated: CuratedAnswers | None = None
+    vectors: Vectors | None = None
     service: Service = field(init=False)
     admission: Admission = field(init=False)
     documents: DocumentService = field(init=False)
@@ -94,7 +99,9 @@ class Bench:
             self.capacity,
             self.max_upload_bytes,
             telemetry,
+            forget_answers=lambda part: caches.forget(part),
         )
+        caches = AnswerCaches(self.cache, self.documents, self.curated, self.vectors, self.clock, telemetry)
         self.admission = Admission(self.limit, telemetry)
         parts = Parts(
             model=ServedModel(
@@ -119,7 +126,14 @@ class Bench:
         ledger = Ledger(self.usage, self.limits, routes.price, self.clock, self.now, telemetry)
         backends = Backends(routes, self.probe_s, time.monotonic, telemetry)
         self.service = Service(
-            parts, self.admission, lambda key: Caller("local", "admin"), NoKV(), backends, ledger, Archive(None)
+            parts,
+            self.admission,
+            lambda key: Caller("local", "admin"),
+            NoKV(),
+            backends,
+            ledger,
+            Archive(None),
+            caches,
         )
         await self.service.start(warm_up=False)
 

@@ -20,9 +20,9 @@ _WORDS = {"zero": "0", "oh": "0", "nought": "0", "one": "1", "two": "2", "three"
     "nine": "9",
 }
 _WORD = "(?:" + "|".join(_WORDS) + ")"
+_ESCAPE = re.compile(r"(?P<escape>\\u[0-9a-fA-F]{4}|\\[nrt\"/])")
 _SPECIAL = re.compile(
-    r"(?P<escape>\\u[0-9a-fA-F]{4}|\\[nrt\"/])"
-    r"|(?P<quoted>\n[ \t]{0,3}>[> ]{0,8})"
+    r"(?P<quoted>\n[ \t]{0,3}>[> ]{0,8})"
     rf"|(?P<invisible>[{_INVISIBLE}])"
     r"|(?P<wide>[\uff01-\uff5e\u3000\u00a0\u2000-\u200a\u202f])"
     rf"|(?P<hanzi>[{_HANZI_DIGITS}](?:[ \-]?[{_HANZI_DIGITS}]){{5,40}})"
@@ -61,12 +61,29 @@ class Folded:
 
 
 def fold(text: str) -> Folded:
-    """Linear in the text."""
+    """Linear in the text. Escapes of JSON strings come first: what they stand for may be special itself."""
+    if "\\" not in text:
+        return _pass(text, _SPECIAL)
+    once = _pass(text, _ESCAPE)
+    twice = _pass(once.text, _SPECIAL)
+    if once.starts is None or once.ends is None:
+        return twice
+    if twice.starts is None or twice.ends is None:
+        return once
+    starts = array("q", (once.starts[at] for at in twice.starts))
+    ends = array("q", (once.ends[at - 1] for at in twice.ends))
+    return Folded(twice.text, twice.lower, starts, ends)
+
+
+def _pass(text: str, pattern: re.Pattern[str]) -> Folded:
     builder = _Builder(text)
     at = 0
-    for match in _SPECIAL.finditer(text):
+    for match in pattern.finditer(text):
         builder.copy(at, match.start())
-        _fold_one(builder, match)
+        if pattern is _ESCAPE:
+            _unescape(builder, match)
+        else:
+            _fold_one(builder, match)
         at = match.end()
     if at == 0:
         return Folded(text, text.translate(_LOWER))
@@ -93,17 +110,17 @@ class _Builder:
         self.ends.append(end)
 
 
+def _unescape(builder: _Builder, match: re.Match[str]) -> None:
+    found = match[0]
+    plain = {"n": "\n", "r": "\n", "t": "\t"}.get(found[1], found[1])
+    char = chr(int(found[2:], 16)) if found[1] == "u" else plain
+    if not "\ud800" <= char <= "\udfff":
+        builder.put(char, match.start(), match.end())
+
+
 def _fold_one(builder: _Builder, match: re.Match[str]) -> None:
     start, end, found = match.start(), match.end(), match[0]
-    if match["escape"]:
-        char = (
-            chr(int(found[2:], 16))
-            if found[1] == "u"
-            else {"n": "\n", "r": "\n", "t": "\t"}.get(found[1], found[1])
-        )
-        if not "\ud800" <= char <= "\udfff":
-            builder.put(char, start, end)
-    elif match["quoted"]:
+    if match["quoted"]:
         builder.put("\n", start, end)
     elif match["wide"]:
         builder.put(chr(ord(found) - 0xFEE0) if "\uff01" <= found <= "\uff5e" else " ", start, end)
