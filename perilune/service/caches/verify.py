@@ -25,6 +25,7 @@ _TELLING = frozenset(
     )
     for word in line.split()
 )
+_SHORT_IS = re.compile(r"(?<=what|that|when)['’]s\b|(?<=where)['’]s\b|(?<=who|how)['’]s\b")
 _CONTRACTED = re.compile(r"n['’]t\b")
 _TELLING_HANZI = (
     "不没无非未别莫谁哪何几多少怎为否前后上下左右东南西北大小高低早晚先后始终开关进出买卖收支"
@@ -61,7 +62,7 @@ def plain(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return _CONTRACTED.sub(" not", unicodedata.normalize("NFKC", text).casefold())
+    return _CONTRACTED.sub(" not", _SHORT_IS.sub(" is", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _found(pattern: re.Pattern[str], text: str) -> list[str]:

@@ -49,6 +49,8 @@ _NUMBERED = frozenset(
 )
 _TOKEN = re.compile(r"[A-Za-z0-9À-ÿ]++|[\u3040-\u30ff\u3400-\u9fff]")
 _REPEATED_AT_LEAST = 4
+_LONGEST_TOKENS = 64
+"""Words and characters of a value that is looked for elsewhere; a longer one would cost its length everywhere."""
 _NAME_WORD = re.compile(r"[A-ZÀ-Ö][A-Za-zÀ-ÿ'’\-]{2,}")
 
 
@@ -141,9 +143,14 @@ class _Known:
         tokens = tuple(token[0] for token in _TOKEN.finditer(value))
         if kind is not Kind.PERSON:
             tokens = tuple(token.lower() for token in tokens)
-        if not tokens or (kind is not Kind.PERSON and sum(map(len, tokens)) < _REPEATED_AT_LEAST):
+        if not 0 < len(tokens) <= _LONGEST_TOKENS or (
+            kind is not Kind.PERSON and sum(map(len, tokens)) < _REPEATED_AT_LEAST
+        ):
             return
         self._by_first.setdefault(tokens[0].lower(), {})[tokens] = kind
+        if kind is not Kind.PERSON and len(tokens) > 1:  # the same without its separators
+            joined = "".join(tokens)
+            self._by_first.setdefault(joined, {})[joined,] = kind
 
     def find(self, folded: Folded) -> Iterator[Found]:
         tokens = [(match[0], match.start(), match.end()) for match in _TOKEN.finditer(folded.text)]

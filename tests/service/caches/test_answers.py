@@ -32,7 +32,7 @@ def told(events: list[Any]) -> dict[str, Any]:
 
 async def again(bench: Bench, question: str, **options: Any) -> str | None:
     """Ask; how the answer was found, None where it was made."""
-    hit = told(await bench.ask(question, max_tokens=8, **options))["answer_cache"]
+    hit = told(await bench.ask(question, **options))["answer_cache"]
     return None if hit is None else hit["kind"]
 
 
@@ -186,7 +186,7 @@ async def test_time_tells_a_tenant_nothing_of_what_another_asked() -> None:
     """Spec X2: a classifier by time does no better than chance across tenants; within one it does, so it could."""
 
     async def ttft(bench: Bench, question: str, tenant: str) -> float:
-        seconds = told(await bench.ask(question, tenant=tenant, max_tokens=4))["measured_ttft_s"]
+        seconds = told(await bench.ask(question, tenant=tenant))["measured_ttft_s"]
         assert isinstance(seconds, float)
         return seconds
 
@@ -204,8 +204,5 @@ async def test_time_tells_a_tenant_nothing_of_what_another_asked() -> None:
             own.append(await ttft(bench, f"Is the other word number {number:02}?", "spy"))
         assert auc(own, unasked) > 0.9
         assert 0.3 < auc(asked, unasked) < 0.7
-        hits = [
-            told(await bench.ask(f"Is the secret word number {n:02}?", tenant="third", max_tokens=4))
-            for n in range(5)
-        ]
+        hits = [told(await bench.ask(f"Is the secret word number {n:02}?", tenant="third")) for n in range(5)]
         assert all(hit["answer_cache"] is None for hit in hits)
