@@ -60,13 +60,10 @@ def _read(path: Path) -> Mapping[str, str]:
 def _entry(path: Path, entry: Any) -> list[tuple[str, str]]:
     questions = entry.get("questions") if isinstance(entry, dict) else None
     answer = entry.get("answer") if isinstance(entry, dict) else None
-    listed = (
-        isinstance(questions, list)
-        and questions
-        and all(isinstance(each, str) and plain(each) for each in questions)
-    )
-    if not listed or not isinstance(answer, str) or not answer.strip():
+    if not isinstance(questions, list) or not questions or not isinstance(answer, str) or not answer.strip():
         raise _refused(path, "has an entry without a list of `questions` and an `answer`")
+    if not all(isinstance(each, str) and plain(each) for each in questions):
+        raise _refused(path, "has a question without words")
     return [(question, answer) for question in questions]
 
 

@@ -202,7 +202,7 @@ async def test_time_tells_a_tenant_nothing_of_what_another_asked() -> None:
             for times, question in pair if number % 2 else reversed(pair):
                 times.append(await ttft(bench, question, "spy"))
             own.append(await ttft(bench, f"Is the other word number {number:02}?", "spy"))
-        assert auc(own, unasked) > 0.9
+        assert auc(own, unasked) > 0.75
         assert 0.3 < auc(asked, unasked) < 0.7
         hits = [told(await bench.ask(f"Is the secret word number {n:02}?", tenant="third")) for n in range(5)]
         assert all(hit["answer_cache"] is None for hit in hits)
