@@ -22,6 +22,7 @@ from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
 from perilune.memory.entries import Entry
 from perilune.memory.indexer import decode
 from perilune.memory.language import detect
+from perilune.memory.locality import Locality
 from perilune.memory.postings import term_hash
 from perilune.memory.rank import Numbers, standard
 from perilune.memory.scope import Scope
@@ -85,8 +86,11 @@ class Member:
 class Gatherer:
     """Thread-safe, without state of its own."""
 
-    def __init__(self, store: Store, embedder: Embedder | None, synonyms: Synonyms) -> None:
+    def __init__(
+        self, store: Store, embedder: Embedder | None, synonyms: Synonyms, locality: Locality | None = None
+    ) -> None:
         self._store = store
+        self._locality = locality or Locality(store)
         self._embedder = embedder
         self._synonyms = synonyms
 
@@ -124,7 +128,7 @@ class Gatherer:
                 missing.append(f"More than {MAX_READ:,} entries are in scope: only the best hits were looked at.")
                 nothing = np.zeros((len(events), 0), np.float32)
                 return Looked([], nothing, nothing, np.zeros((0, 1), np.float32))
-        vectors = self._vectors(events, missing)
+        vectors = self._vectors(events, scope.tenant, missing)
         wanted = [self._synonyms.expand(event, analyser) for event in events]
         terms = [{term_hash(term): weight for term, weight in each.items()} for each in wanted]
         with self._store.read() as connection:
@@ -144,9 +148,11 @@ class Gatherer:
             near = np.stack([standard(row.astype(np.float32)) for row in cosines]) if len(events) else near
         return Looked(pool, words, near, held)
 
-    def _vectors(self, events: Sequence[str], missing: list[str]) -> Vector | None:
-        """(events, width); None where no embedder is there or understands them."""
+    def _vectors(self, events: Sequence[str], tenant: str, missing: list[str]) -> Vector | None:
+        """(events, width); None where no embedder is there or understands them, or may have them."""
         if self._embedder is None or not events:
+            return None
+        if self._embedder.remote and not self._locality.may_ask(tenant):
             return None
         languages = self._embedder.languages
         if languages is not None and detect(" ".join(events)) not in languages:

@@ -132,7 +132,7 @@ class Retriever:
         self._index = index
         self._embedder = embedder
         self._synonyms = synonyms or Synonyms.none()
-        self.gatherer = Gatherer(store, embedder, self._synonyms)
+        self.gatherer = Gatherer(store, embedder, self._synonyms, locality)
         self._clock = clock
         self._index_failed = index_failed
         self._locality = locality or Locality(store)
