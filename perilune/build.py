@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from perilune.runtime.kv.disk import DiskKVStore
     from perilune.runtime.kv.sizing import TierSettings
     from perilune.runtime.loader import LoadedModel, ModelInfo
-    from perilune.service.abstain import Abstain
     from perilune.service.answer import Limits, Parts
     from perilune.service.backends.openai import Address
     from perilune.service.caches.answers import AnswerCaches, Vectors
@@ -306,6 +305,7 @@ def _service(
 ) -> Service:
     from perilune.memory.language import detect
     from perilune.runtime.kv.spec import tenant_salt
+    from perilune.service.abstain import Abstain
     from perilune.service.admission import Admission
     from perilune.service.answer import Parts
     from perilune.service.archive import Archive
