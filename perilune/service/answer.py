@@ -119,7 +119,7 @@ class Parts:
     telemetry: Telemetry
     kv_of: Callable[[str], KVPolicy] = presets.all_full
     preset: str = presets.AUTO
-    abstain: Abstain = Abstain.SAY
+    abstain: Abstain = Abstain.OFF
 
 
 @dataclass(frozen=True, slots=True)
