@@ -80,15 +80,14 @@ class EventStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        flusher, heart = self._flusher, self._heart
-        if flusher is not None:
-            flusher.cancel()
-            await asyncio.wait({flusher})
-        if heart is not None:
-            heart.cancel()
-            await asyncio.wait({heart})
-            if error is None and not heart.cancelled():
-                heart.result()
+        heart = self._heart
+        helpers = {task for task in (self._flusher, heart) if task is not None}
+        for task in helpers:  # all before anything is awaited: whoever waits here may be cancelled, too
+            task.cancel()
+        if helpers:
+            await asyncio.wait(helpers)
+        if heart is not None and error is None and not heart.cancelled():
+            heart.result()
 
     def hold(self, event: bytes) -> None:
         """Queue an event that goes out with the next write, or when the response starts."""
@@ -127,7 +126,7 @@ class EventStream:
         await self.write(last, more=False)
 
     async def _beat(self) -> None:
-        while True:
+        while not self._ended:  # a write that has nothing to do any more wouldn't let the loop turn
             limit_s = self._heartbeat_s if self.started else self._commit_after_s
             silent_s = self._loop.time() - self._last_write_s
             if silent_s >= limit_s:
