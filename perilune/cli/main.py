@@ -174,7 +174,7 @@ def serve(
         int | None, typer.Option(min=1, help="Checked against the model's window; it can't be exceeded.")
     ] = None,
 ) -> None:
-    """Serve the OpenAI API on this machine."""
+    """Serve OpenAI's and Anthropic's APIs on this machine."""
     from perilune.cli import serve as verb
 
     if model and model_name and model != model_name:

@@ -69,6 +69,15 @@ def forget_profile(settings: Settings, key: str | None, as_json: bool) -> None:
         say(f"{'The profile' if key is None else key} is forgotten ({gone} statements).")
 
 
+def forget_everything(settings: Settings, as_json: bool) -> None:
+    """Delete all that is kept of the caller: files, sessions, profile, kept responses, their KV."""
+    _asked(settings, lambda client: client.forget_everything())
+    if as_json:
+        print_json({"everything": True, "deleted": True})
+    else:
+        say("Everything that was kept of you is forgotten.")
+
+
 def show_profile(settings: Settings, history: bool, as_json: bool) -> None:
     """Print what is known about the user, with where and when it was said."""
     _print_profile(_asked(settings, lambda client: client.profile(history)), history, as_json)

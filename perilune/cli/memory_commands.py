@@ -92,14 +92,20 @@ def memory_forget(
         str | None, typer.Option("--key", help="Erase this key of the profile, with its history.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Erase the whole profile.")] = False,
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="Delete all that is kept of you: files, sessions, profile, answers."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a session: its turns, their index, summary, facts and KV; or what is known about you."""
+    """Delete a session: turns, index, summary, facts and KV; or what is known about you; or everything."""
     from perilune.cli import memory as verb
 
-    if (session is not None) + (key is not None) + profile != 1:
-        raise typer.BadParameter("Say what to forget: --session ID, --key KEY or --profile.")
-    if session is not None:
+    if (session is not None) + (key is not None) + profile + everything != 1:
+        raise typer.BadParameter("Say what to forget: --session ID, --key KEY, --profile or --everything.")
+    if everything:
+        verb.forget_everything(ctx.obj.settings(), as_json)
+    elif session is not None:
         verb.forget(ctx.obj.settings(), session, as_json)
     else:
         verb.forget_profile(ctx.obj.settings(), key, as_json)

@@ -94,3 +94,8 @@ def test_what_the_user_tells_is_known_shown_exported_and_forgotten(server: Serve
         assert server.cli("memory", "forget", *words).returncode == 0
     assert json.loads(server.cli("memory", "show", "--history", "--json").stdout) == {"facts": []}
     assert server.cli("memory", "forget", "--key", "residence").returncode == 1
+    ask(server, [{"role": "user", "content": "My name is Anna Keller."}], session="again")
+    assert server.cli("memory", "forget").returncode == 2
+    assert server.cli("memory", "forget", "--everything").returncode == 0
+    assert json.loads(server.cli("memory", "show", "--json").stdout) == {"facts": []}
+    assert json.loads(server.cli("sessions", "ls", "--json").stdout)["sessions"] == []
