@@ -488,11 +488,13 @@ class EngineToken:
 
 @dataclass(frozen=True, slots=True)
 class EngineFinished:
-    """The last event of a sequence. `error` is a message safe to show, set when `reason` is ERROR."""
+    """The last event of a sequence. `error` is a message safe to show, set when `reason` is ERROR; `invalid`: what
+    was asked is at fault, not the engine."""
 
     seq_id: str
     reason: FinishReason
     error: str | None = None
+    invalid: bool = False
 
 
 EngineEvent = EngineProgress | EngineToken | EngineFinished

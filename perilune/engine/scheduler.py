@@ -36,7 +36,7 @@ from perilune.engine.residency import LoadJob, Residency
 from perilune.engine.scheduling import SchedulingPolicy
 from perilune.engine.segments import Held
 from perilune.engine.sequence import EngineSequence, SequenceState
-from perilune.errors import PeriluneError
+from perilune.errors import InvalidRequest, PeriluneError
 from perilune.runtime.mri import CancelFlag, SequenceSlice, StepAbandoned, StepPlan, StepResult
 from perilune.telemetry import Telemetry
 
@@ -155,14 +155,20 @@ class Scheduler:
             _LOG.exception("the bookkeeping of a sequence failed")
             self._telemetry.count("engine_bookkeeping_failures_total")
             if sequence.state is not SequenceState.FINISHED:
-                self.finish(sequence, FinishReason.ERROR, safe_message(error))
+                self.break_off(sequence, error)
 
     def blame_readers(self, slot: int, error: Exception) -> None:
         """The bytes of a closed segment can't be trusted: end every sequence that reads it."""
         for sequence in [s for s in self._sequences.values() if slot in s.segments]:
             self.finish(sequence, FinishReason.ERROR, safe_message(error))
 
-    def finish(self, sequence: EngineSequence, reason: FinishReason, error: str | None = None) -> None:
+    def break_off(self, sequence: EngineSequence, error: Exception) -> None:
+        """End a sequence for a fault that is its own."""
+        self.finish(sequence, FinishReason.ERROR, safe_message(error), isinstance(error, InvalidRequest))
+
+    def finish(
+        self, sequence: EngineSequence, reason: FinishReason, error: str | None = None, invalid: bool = False
+    ) -> None:
         """End a sequence and give its blocks back."""
         self._abandon_load(sequence)
         self._holdings.leave(sequence)
@@ -171,7 +177,7 @@ class Scheduler:
         del self._sequences[sequence.seq_id]
         self._policy.left(sequence)
         self._ended(sequence)
-        self._send(sequence, EngineFinished(sequence.seq_id, reason, error))
+        self._send(sequence, EngineFinished(sequence.seq_id, reason, error, invalid))
 
     def forget(self, owner: str) -> None:
         """What running sequences compute for `owner` from now on is neither shared nor saved."""
@@ -501,6 +507,11 @@ class Scheduler:
                     self._account(sequence, piece, result)
 
     def _account(self, sequence: EngineSequence, piece: SequenceSlice, result: StepResult) -> None:
+        fault = result.faults.get(piece.seq_id)
+        if fault is not None:
+            _LOG.error("no token could be chosen", exc_info=fault)
+            self.break_off(sequence, fault)
+            return
         measured = result.attention.get(piece.seq_id)
         if measured is not None:
             sequence.exact_share = _exact_share(measured, piece.end)

@@ -391,7 +391,7 @@ class Stepper:
                     self._runtime.init_context(sequence.seq_id, sequence.spec.token_ids, sequence.spec.sampling)
                 except Exception as error:  # as in `execute`
                     _LOG.exception("a sequence can't be opened")
-                    self._scheduler.finish(sequence, FinishReason.ERROR, safe_message(error))
+                    self._scheduler.break_off(sequence, error)
                     continue
                 sequence.opened = True
             slices.append(piece)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perilune.core import Grammar, GrammarKind, SamplingParams
-from perilune.errors import InternalError, InvalidRequest
+from perilune.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,6 +30,9 @@ KEPT_GRAMMARS = 64
 
 _MAX_LEXER_STATES = 100_000
 """1 to 2 kB each: what one grammar may take of memory."""
+
+_MAX_ROW_ITEMS = 20_000
+"""Four for each property that may come next: as many as a schema of `MAX_SOURCE_CHARS` has. A mask takes 5 ms."""
 
 _WHITESPACE = " ?"
 """Between JSON's parts: a small model would fill an answer with line breaks, which every schema allows."""
@@ -51,9 +54,9 @@ class Constraint:
         return np.pad(bits, (0, vocab_size - len(bits)))  # rows that pad the model's head are no tokens
 
     def accept(self, token: int) -> None:
-        """Go on by one token. Raises `InternalError` if the grammar became too large to follow."""
+        """Go on by one token. Raises `InvalidRequest` if the grammar became too large to follow."""
         if not self._matcher.consume_token(token) or self._matcher.is_error():
-            raise InternalError(
+            raise InvalidRequest(
                 "The form that the answer must have became too complex to follow.",
                 hint="Simplify the schema or grammar, or leave it out.",
             )
@@ -90,7 +93,9 @@ class GrammarCompiler:
 
         if len(grammar.source) > MAX_SOURCE_CHARS:
             raise _refused(grammar, f"it has {len(grammar.source):,} characters, more than {MAX_SOURCE_CHARS:,}")
-        limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        limits = LLParserLimits(
+            max_lexer_states=_MAX_LEXER_STATES, max_items_in_row=_MAX_ROW_ITEMS, verbose_errors=False
+        )
         try:
             source = _source(grammar)
             matcher = LLMatcher(self._words(), source, log_level=0, limits=limits)

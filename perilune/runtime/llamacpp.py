@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
+from perilune.core import BLOCK_TOKENS, SamplingParams
 from perilune.errors import InvalidStateError
 from perilune.runtime.grammar import GrammarCompiler, constraint_of
 from perilune.runtime.kv.spec import KVSpec
@@ -35,7 +35,7 @@ from perilune.runtime.mri import (
     StepPlan,
     StepResult,
 )
-from perilune.runtime.sampler import SequenceSampler
+from perilune.runtime.sampler import SequenceSampler, sample_each
 
 LAYER_S = 0.01
 """Time that a batch may spend per layer: the flag is polled between operations, of which a layer has several, and a
@@ -253,14 +253,8 @@ class LlamaCppRuntime:
             self._row_s = max(seconds / rows, 1e-9)
 
     def _sample(self, plan: StepPlan, logits: dict[str, Logits]) -> StepResult:
-        tokens: dict[str, int] = {}
-        logprobs: dict[str, TokenLogprob] = {}
-        for piece in plan.slices:
-            if piece.seq_id in logits:
-                tokens[piece.seq_id], logprob = self._samplers[piece.seq_id].sample(logits[piece.seq_id])
-                if logprob is not None:
-                    logprobs[piece.seq_id] = logprob
-        return StepResult(tokens, logprobs)
+        rows = {piece.seq_id: logits[piece.seq_id] for piece in plan.slices if piece.seq_id in logits}
+        return StepResult(*sample_each(self._samplers, rows))
 
     # ------------------------------------------------------------------------------------------------------ KV
 

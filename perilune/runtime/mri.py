@@ -128,6 +128,8 @@ class StepPlan:
 class StepResult:
     """Sampled tokens by sequence; sequences without `sample` are absent.
 
+    `faults`: why a sequence got no token though it samples; it concerns nobody else in the step.
+
     `attention`: of sequences that were measured, for every layer the figures that
     `kernels.interface.ATTENTION_STATS` names, in that order; zeros for layers that read blocks only.
 
@@ -137,6 +139,7 @@ class StepResult:
 
     tokens: dict[str, int]
     logprobs: dict[str, TokenLogprob]
+    faults: dict[str, Exception] = field(default_factory=dict)
     attention: dict[str, tuple[tuple[float, ...], ...]] = field(default_factory=dict)
     attention_s: tuple[tuple[float, ...], ...] = ()
 

@@ -7,7 +7,7 @@ Arithmetic is numpy, one row at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +117,25 @@ class SequenceSampler:
             ranked = sorted(ids.tolist(), key=lambda i: (-exact[i], i))
             top = tuple((int(i), float(exact[i] - total)) for i in ranked)
         return TokenLogprob(token, float(exact[token] - total), top)
+
+
+def sample_each(
+    samplers: Mapping[str, SequenceSampler], rows: Mapping[str, Row]
+) -> tuple[dict[str, int], dict[str, TokenLogprob], dict[str, Exception]]:
+    """(tokens, log probabilities, faults) of a step's sequences, by id. A fault is one sequence's: its grammar may
+    have become too complex, while its neighbours' answers are sound."""
+    tokens: dict[str, int] = {}
+    logprobs: dict[str, TokenLogprob] = {}
+    faults: dict[str, Exception] = {}
+    for seq_id, row in rows.items():
+        try:
+            tokens[seq_id], logprob = samplers[seq_id].sample(row)
+        except Exception as error:  # whatever it is, the others go on
+            faults[seq_id] = error
+            continue
+        if logprob is not None:
+            logprobs[seq_id] = logprob
+    return tokens, logprobs, faults
 
 
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:

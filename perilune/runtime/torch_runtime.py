@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from perilune.core import BLOCK_TOKENS, SamplingParams, TokenLogprob
+from perilune.core import BLOCK_TOKENS, SamplingParams
 from perilune.errors import InvalidStateError
 from perilune.kernels.interface import (
     ATTENTION_PARTS,
@@ -47,7 +47,7 @@ from perilune.runtime.mri import (
     StepPlan,
     StepResult,
 )
-from perilune.runtime.sampler import SequenceSampler
+from perilune.runtime.sampler import SequenceSampler, sample_each
 from perilune.runtime.weights import ModelWeights
 
 OPERATION_S = 0.01
@@ -362,15 +362,8 @@ class TorchRuntime:
         logits: dict[str, torch.Tensor],
         measured: _Measured,
     ) -> StepResult:
-        tokens: dict[str, int] = {}
-        logprobs: dict[str, TokenLogprob] = {}
-        for piece in slices:
-            if piece.sample:
-                row = logits[piece.seq_id].numpy()
-                tokens[piece.seq_id], logprob = self._samplers[piece.seq_id].sample(row)
-                if logprob is not None:
-                    logprobs[piece.seq_id] = logprob
-        return StepResult(tokens, logprobs, measured.attention, measured.attention_s)
+        rows = {piece.seq_id: logits[piece.seq_id].numpy() for piece in slices if piece.sample}
+        return StepResult(*sample_each(self._samplers, rows), measured.attention, measured.attention_s)
 
     # ------------------------------------------------------------------------------------------------------ KV
 

@@ -24,7 +24,7 @@ from perilune.core import (
     TextDelta,
     Usage,
 )
-from perilune.errors import InternalError, Overloaded
+from perilune.errors import InternalError, InvalidRequest, Overloaded
 from perilune.service.backends.local import LocalBackend, Session
 from perilune.service.output import ChoiceDecoder
 from perilune.service.ports import Tokenizer
@@ -195,6 +195,8 @@ class Generation:
             yield ChoiceFinished(choice.index, FinishReason.STOP, choice.decoder.stop)
 
     def _finished(self, session: Session, choice: _Choice, event: EngineFinished) -> Iterator[Event]:
+        if event.invalid:
+            raise InvalidRequest(event.error or "The request can't be answered.")
         if event.reason is FinishReason.ERROR:
             raise InternalError(event.error or "The engine failed.", hint="Try again; the server's log says more.")
         if event.reason is FinishReason.EXPIRED:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from perilune.core import EngineFinished, EngineProgress, FinishReason, KVPolicy, ServiceClass
 from perilune.engine.policy import STRETCH
+from perilune.errors import InvalidRequest
 from perilune.runtime.kv.spec import BlockHash, block_hashes
-from perilune.runtime.mri import StepPlan
+from perilune.runtime.mri import CancelFlag, StepPlan, StepResult
 from tests.engine.harness import SALT, Bench, ingest, spec, text
 from tests.engine.tiered import FakeTiers
 from tests.fakes import MemoryKVStore, expected_tokens
@@ -370,6 +372,27 @@ def test_a_listener_that_raises_loses_only_its_own_sequence() -> None:
     bench.run()
     assert len(good.tokens) == 6
     assert sorted(bench.ended) == ["bad", "good"]
+
+
+@pytest.mark.parametrize("fault", [InvalidRequest("too complex"), RuntimeError("a token that can't be chosen")])
+def test_a_token_that_cant_be_chosen_ends_its_own_sequence_only(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench()
+    good, bad = bench.add(spec("good", text(1, 100), new=6)), bench.add(spec("bad", text(2, 100), new=6))
+    forward = bench.runtime.forward_step
+
+    def faulty(plan: StepPlan, cancelled: CancelFlag) -> StepResult:
+        result = forward(plan, cancelled)
+        return replace(result, faults={"bad": fault} if result.tokens.pop("bad", None) is not None else {})
+
+    monkeypatch.setattr(bench.runtime, "forward_step", faulty)
+    bench.run()
+    assert (len(good.tokens), len(bad.tokens)) == (6, 0)
+    assert bad.reason is FinishReason.ERROR
+    assert bad.finish is not None
+    assert bad.finish.invalid is isinstance(fault, InvalidRequest)
+    bench.check_idle()
 
 
 # --------------------------------------------------------------------------------------- disk tier

@@ -18,7 +18,7 @@ from perilune.core import Grammar, GrammarKind, SamplingParams
 from perilune.errors import InvalidRequest
 from perilune.runtime.checkpoint import open_checkpoint
 from perilune.runtime.grammar import KEPT_GRAMMARS, MAX_SOURCE_CHARS, GrammarCompiler, constraint_of
-from perilune.runtime.sampler import SequenceSampler
+from perilune.runtime.sampler import SequenceSampler, sample_each
 from perilune.runtime.tokenizer import ModelTokenizer, load_tokenizer
 
 SCHEMA = {
@@ -53,7 +53,8 @@ def write(
     vocab = tokenizer.vocab_size + 3  # models pad their heads
     params = SamplingParams(temperature=temperature, seed=seed, grammar=grammar)
     sampler = SequenceSampler(params, [], vocab, 0, constraint_of(params, compiler))
-    random, ids = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    ids: list[int] = []
     for _ in range(400):
         token, _ = sampler.sample(random.normal(0, 3, vocab).astype(np.float32))
         if token in tokenizer.stop_ids:
@@ -178,3 +179,24 @@ def test_what_is_kept_is_bounded_and_threads_may_ask_together(
         thread.join()
     assert sorted(texts) == sorted(f"n{number % 80}" for number in range(2 * KEPT_GRAMMARS))
     assert len(compiler._kept) <= KEPT_GRAMMARS
+
+
+def test_a_thousand_properties_that_may_all_come_are_followed(
+    compiler: GrammarCompiler, tokenizer: ModelTokenizer
+) -> None:
+    wide = schema({"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(1000)}})
+    constraint, random = compiler.constrain(wide), np.random.default_rng(0)
+    for _ in range(40):
+        may = np.flatnonzero(constraint.allowed(tokenizer.vocab_size))
+        constraint.accept(int(random.choice(np.setdiff1d(may, list(tokenizer.stop_ids)))))
+
+
+def test_a_sequence_whose_token_cant_be_chosen_takes_no_other_along(compiler: GrammarCompiler) -> None:
+    params = SamplingParams(temperature=0.0, grammar=schema({"type": "null"}))
+    samplers = {
+        name: SequenceSampler(params, [], 49_152, 0, constraint_of(params, compiler)) for name in ("bad", "good")
+    }
+    numbers = np.zeros(49_152, np.float32)
+    tokens, _, faults = sample_each(samplers, {"bad": np.full(49_152, np.nan, np.float32), "good": numbers})
+    assert set(tokens) == {"good"}
+    assert set(faults) == {"bad"}
