@@ -375,9 +375,9 @@ def _service(
     ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
     admission, view = Admission(places, telemetry), KVHealth(engine, settings)
     keep = (settings.documents.keep_days, settings.memory.keep_days)
-    retention = Retention(documents, parts.sessions, *keep) if kept is not None else None
-    authenticate, known = _authenticator(keys)
     archive = Archive(answers)
+    retention = Retention(documents, parts.sessions, archive, *keep) if kept is not None else None
+    authenticate, known = _authenticator(keys)
     return Service(parts, admission, authenticate, view, backends, ledger, archive, caches, known, retention)
 
 

@@ -40,7 +40,7 @@ from perilune.api.memory import MemoryViews
 from perilune.api.messages import ANTHROPIC
 from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
-from perilune.api.responses import RESPONSES, CreateResponse, KeptResponses
+from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
 from perilune.api.wire import json_response
@@ -77,7 +77,7 @@ def create_app(
     chat = ChatCompletions(service, settings, telemetry, resumables)
     messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
     count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
-    count_responses = CountTokens(service, settings, RESPONSES_COUNT)
+    count_responses = CountResponse(service, settings, RESPONSES_COUNT)
     count_chat = CountTokens(service, settings, MOONSHOT_COUNT)
     creating = CreateResponse(service, settings, telemetry, resumables, RESPONSES)
     kept = KeptResponses(service)

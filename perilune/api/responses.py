@@ -14,7 +14,8 @@ from starlette.types import Scope
 
 from perilune.api.auth import caller_of, require_writer
 from perilune.api.chat import ChatCompletions
-from perilune.api.dialect import Dialect, Streamed, Whole
+from perilune.api.counting import CountTokens
+from perilune.api.dialect import Dialect, Parse, Streamed, Whole
 from perilune.api.limits import number_of
 from perilune.api.responses_answer import StreamedResponse, WholeResponse, error_event
 from perilune.api.responses_request import ResponseCall, parse_response, previous_of
@@ -30,18 +31,30 @@ class CreateResponse(ChatCompletions):
     """POST /v1/responses. What the answer goes on from is read before it, and the answer kept behind it."""
 
     async def _parsed(self, scope: Scope, body: bytes) -> ChatCall:
-        previous = previous_of(body)
-        if previous is None:
-            return await super()._parsed(scope, body)
-        kept = await self._service.responses.chain(caller_of(scope).tenant, previous)
-        before = [item for each in kept for item in (*each.items, *each.body["output"])]
-        return self._parse(scope, body, partial(parse_response, before=before))
+        return self._parse(scope, body, await _parse_of(self._service, scope, body))
 
     async def _finished(self, call: ChatCall, answer: Whole | Streamed) -> None:
         assert isinstance(call, ResponseCall)
         assert isinstance(answer, WholeResponse | StreamedResponse)
         if call.store:
             await self._service.responses.add(call.request.tenant, call.items, answer.body())
+
+
+class CountResponse(CountTokens):
+    """POST /v1/responses/input_tokens, with what the question goes on from."""
+
+    async def _parse(self, scope: Scope, body: bytes) -> Parse:
+        return await _parse_of(self._service, scope, body)
+
+
+async def _parse_of(service: ServiceApi, scope: Scope, body: bytes) -> Parse:
+    """Raises as `ports.Responses.chain`."""
+    previous = previous_of(body)
+    if previous is None:
+        return parse_response
+    kept = await service.responses.chain(caller_of(scope).tenant, previous)
+    before = [item for each in kept for item in (*each.items, *each.body["output"])]
+    return partial(parse_response, before=before)
 
 
 class KeptResponses:

@@ -82,6 +82,8 @@ class WirePart(Wire):
     refusal: str | None = None
 
 
+ShortName, ShortValue = Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]
+
 Parts = Annotated[list[WirePart], BeforeValidator(_as_parts), Field(max_length=MAX_PARTS)]
 
 
@@ -95,6 +97,9 @@ class WireItem(Wire):
     name: Name | None = None
     arguments: str | None = Field(None, max_length=1 << 20)
     output: Parts | None = None
+
+
+_ITEM_FIELDS = frozenset({*WireItem.model_fields, "id", "status"})
 
 
 class WireFunctionTool(Wire):
@@ -136,13 +141,13 @@ class WireResponse(Wire):
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
     store: bool | None = None
-    previous_response_id: str | None = Field(None, max_length=64)
+    previous_response_id: str | None = Field(None, min_length=1, max_length=64)
     tools: list[WireFunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | WireNamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: WireText | None = None
     service_tier: str | None = Field(None, max_length=64)
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[ShortName, ShortValue] | None = Field(None, max_length=16)
     truncation: Literal["auto", "disabled"] | None = None
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     context_policy: Literal["auto", "full", "refined"] | None = None
@@ -178,16 +183,26 @@ def parse_response(
         if field in raw and raw[field] not in neutral:
             raise Unsupported(f"{field} isn't supported by this server yet.", hint="Leave it out.", param=field)
     items = _as_items(raw.get("input"))
-    check_count({"messages": items}, settings.server.max_messages)
+    check_count({"messages": [*before, *items] if isinstance(items, list) else items}, settings.server.max_messages)
     wire = _validated(WireResponse, raw)
     earlier = _validated(_Items, {"input": list(before)}).input
     messages = tuple(_messages([*earlier, *wire.input], wire.instructions))
     request = _request(wire, messages, request_id, caller, arrival_s, settings)
-    own = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
+    own = tuple(_kept(item) for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     store = wire.store is not False and caller.role != "read-only"
     return ResponseCall(
         request, bool(wire.stream), False, False, items=own, store=store, echo=_echo(raw, wire, store)
     )
+
+
+def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item without the fields that nobody reads: else anything could be stored with it."""
+    kept = {name: value for name, value in item.items() if name in _ITEM_FIELDS}
+    for name in ("content", "output"):
+        if isinstance(kept.get(name), list):
+            parts = [{key: part[key] for key in part if key in WirePart.model_fields} for part in kept[name]]
+            kept[name] = parts
+    return kept
 
 
 class _Items(Wire):

@@ -23,6 +23,9 @@ from perilune.memory.store import Store
 MAX_CHAIN = 2048
 """Answers that one may go on from, one behind the other; longer conversations are sessions' business."""
 
+MAX_CHAIN_CHARS = 32 * 2**20
+"""Of JSON, together: a chain is read and checked whole, and each of its answers may hold as much as a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
@@ -59,14 +62,16 @@ class ResponseStore:
 
     def chain(self, tenant: str, response_id: str) -> list[KeptResponse]:
         """The answer and those it went on from, oldest first. Raises `NotFound` where one of them was deleted, and
-        `InvalidRequest` for a chain that is too long."""
+        `InvalidRequest` for a chain that is too long, before what is too much is read."""
         found: list[KeptResponse] = []
         following: str | None = response_id
+        left = MAX_CHAIN_CHARS
         with self._store.read() as connection:
             while following is not None:
-                if len(found) == MAX_CHAIN:
+                left -= _size(connection, tenant, following)
+                if len(found) == MAX_CHAIN or left < 0:
                     raise InvalidRequest(
-                        f"The conversation has more than {MAX_CHAIN:,} answers.",
+                        f"The conversation has more than {MAX_CHAIN:,} answers or {MAX_CHAIN_CHARS:,} characters.",
                         hint="Begin a new one, or use a session, which finds old turns again.",
                         param="previous_response_id",
                     )
@@ -83,9 +88,33 @@ class ResponseStore:
             audit.write(connection, self._clock(), "response.delete", tenant, response_id)
         self._store.scrub()
 
+    def expire(self, before_s: float) -> int:
+        """Delete answers older than this wall clock's second that no younger one goes on from; returns how many."""
+        before = RESPONSES.alias("before")
+        needed = sa.select(RESPONSES.c.previous_id).where(RESPONSES.c.created_at >= before_s).cte(recursive=True)
+        needed = needed.union(sa.select(before.c.previous_id).where(before.c.id == needed.c.previous_id))
+        wanted = sa.select(needed.c.previous_id).where(needed.c.previous_id.is_not(None))
+        old = (RESPONSES.c.created_at < before_s, RESPONSES.c.id.not_in(wanted))
+        with self._store.write() as connection:
+            rows = connection.execute(sa.select(RESPONSES.c.id, RESPONSES.c.tenant).where(*old)).all()
+            for row in rows:
+                connection.execute(RESPONSES.delete().where(*_mine(row.tenant, row.id)))
+                audit.write(connection, self._clock(), "response.delete", row.tenant, row.id)
+            if rows:
+                owe_purge(connection)
+        if rows:
+            self._store.scrub()
+        return len(rows)
+
 
 def _mine(tenant: str, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (RESPONSES.c.tenant == tenant, RESPONSES.c.id == response_id)
+
+
+def _size(connection: sa.Connection, tenant: str, response_id: str) -> int:
+    """Characters of an answer and its input; 0 for one that isn't there."""
+    size = sa.func.length(RESPONSES.c.input) + sa.func.length(RESPONSES.c.body)
+    return int(connection.execute(sa.select(size).where(*_mine(tenant, response_id))).scalar() or 0)
 
 
 def _get(connection: sa.Connection, tenant: str, response_id: str) -> KeptResponse:

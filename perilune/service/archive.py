@@ -29,6 +29,10 @@ class Archive:
     async def delete(self, tenant: str, response_id: str) -> None:
         await asyncio.to_thread(self._store().delete, tenant, response_id)
 
+    async def expire(self, before_s: float) -> int:
+        """See `ResponseStore.expire`."""
+        return await asyncio.to_thread(self._kept.expire, before_s) if self._kept is not None else 0
+
     def _store(self) -> ResponseStore:
         if self._kept is None:
             raise NotFound("This process keeps no responses.", hint="Use `perilune serve`.")

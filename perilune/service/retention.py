@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from perilune.errors import PeriluneError
 from perilune.memory.audit import acting
+from perilune.service.archive import Archive
 from perilune.service.documents import DocumentService
 from perilune.service.sessions import SessionService
 
@@ -24,18 +25,21 @@ _log = logging.getLogger(__name__)
 
 
 class Retention:
-    """One background task. `sessions_days` and `documents_days` None: kept until somebody deletes them."""
+    """One background task. `sessions_days` (of kept answers, too) and `documents_days` None: kept until
+    somebody deletes them."""
 
     def __init__(
         self,
         documents: DocumentService,
         sessions: SessionService,
+        archive: Archive,
         documents_days: float | None,
         sessions_days: float | None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._documents = documents
         self._sessions = sessions
+        self._archive = archive
         self._documents_days = documents_days
         self._sessions_days = sessions_days
         self._now = now
@@ -51,20 +55,21 @@ class Retention:
             await asyncio.wait([self._task])
 
     async def sweep(self) -> int:
-        """Delete what is older than it may be; returns how many documents and sessions."""
+        """Delete what is older than it may be; returns how many documents, sessions and kept answers."""
         gone = 0
         with acting(ACTOR):
             if self._documents_days is not None:
                 gone += await self._documents.expire(self._now() - DAY_S * self._documents_days)
             if self._sessions_days is not None:
-                gone += await self._sessions.expire(self._now() - DAY_S * self._sessions_days)
+                before_s = self._now() - DAY_S * self._sessions_days
+                gone += await self._sessions.expire(before_s) + await self._archive.expire(before_s)
         return gone
 
     async def _run(self) -> None:
         while True:
             try:
                 if gone := await self.sweep():
-                    _log.info("retention deleted %d documents and sessions", gone)
+                    _log.info("retention deleted %d documents, sessions and kept answers", gone)
             except PeriluneError as error:
                 _log.warning("retention goes on in an hour: %s", error.message)
             except Exception:

@@ -20,7 +20,8 @@ from perilune.core import (
     ToolMode,
     Usage,
 )
-from perilune.errors import Overloaded
+from perilune.errors import InvalidRequest, NotFound, Overloaded
+from perilune.memory import responses
 from perilune.memory.responses import ResponseStore
 from perilune.memory.store import Store
 from perilune.service.archive import Archive
@@ -245,3 +246,52 @@ async def test_mistakes_are_told(serve: Serve, body: dict[str, Any], param: str)
         found = (await reply.json())["error"]["param"]
         assert found.startswith(param)
         assert server.service.requests == []
+
+
+async def test_tokens_are_counted_with_what_a_question_goes_on_from(serve: Serve, archive: Archive) -> None:
+    async with serve(FakeService(responses=archive)) as server:
+        first = await server.client.responses.create(**ASK)
+        asked = await server.client.responses.input_tokens.count(**ASK)
+        more = await server.client.responses.input_tokens.count(**ASK, previous_response_id=first.id)
+        assert more.input_tokens == 2 * asked.input_tokens + len(SAID.split())
+        with pytest.raises(openai.NotFoundError):
+            await server.client.responses.input_tokens.count(**ASK, previous_response_id="resp_none")
+
+
+async def test_what_nobody_reads_isnt_kept(serve: Serve, archive: Archive) -> None:
+    content = [{"type": "input_text", "text": "What?", "junk": "x" * 1000}]
+    items: Any = [{"role": "user", "content": content, "more": "x" * 1000}]
+    async with serve(FakeService(responses=archive)) as server:
+        answer = await server.client.responses.create(model=MODEL, input=items)
+    kept = await archive.get("local", answer.id)
+    assert kept.items == ({"role": "user", "content": [{"type": "input_text", "text": "What?"}]},)
+
+
+def test_a_chain_is_bounded_in_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(responses, "MAX_CHAIN_CHARS", 1000)
+    store = Store(tmp_path / "database")
+    kept = ResponseStore(store)
+    for index in range(10):
+        before = f"resp_{index - 1}" if index else None
+        kept.add("local", [{"content": "x" * 200}], {"id": f"resp_{index}", "previous_response_id": before})
+    assert len(kept.chain("local", "resp_2")) == 3
+    with pytest.raises(InvalidRequest, match="characters"):
+        kept.chain("local", "resp_9")
+    store.close()
+
+
+def test_what_is_old_goes_unless_a_younger_answer_goes_on_from_it(tmp_path: Path) -> None:
+    now_s = 0.0
+    store = Store(tmp_path / "database")
+    kept = ResponseStore(store, lambda: now_s)
+    for name, before in (("a", None), ("b", "a"), ("alone", None), ("alone_2", "alone")):
+        kept.add("local", [], {"id": name, "previous_response_id": before})
+    now_s = 10.0
+    kept.add("local", [], {"id": "c", "previous_response_id": "b"})
+    assert kept.expire(5.0) == 2
+    assert len(kept.chain("local", "c")) == 3
+    for gone in ("alone", "alone_2"):
+        with pytest.raises(NotFound):
+            kept.get("local", gone)
+    assert kept.expire(11.0) == 3
+    store.close()

@@ -20,6 +20,7 @@ from perilune.memory.session_ids import session_owner
 from perilune.memory.sessions import Sessions
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
+from perilune.service.archive import Archive
 from perilune.service.recall import choose_turns, recall_budget
 from perilune.service.retention import DAY_S, Retention
 from tests.service.harness import Bench, running
@@ -218,16 +219,18 @@ async def test_what_is_older_than_its_days_goes_and_the_audit_says_why(kept: Kep
     await bench.ask(FACT, session="old")
     await settle(kept, "old")
     kept.sessions.add("local", "new", [("user", "Hello.", now_s + 20 * DAY_S)])
-    retention = Retention(bench.documents, bench.service.conversations, None, 10, now=lambda: now_s + 11 * DAY_S)
+    retention = Retention(
+        bench.documents, bench.service.conversations, Archive(None), None, 10, now=lambda: now_s + 11 * DAY_S
+    )
     assert await retention.sweep() == 1
     assert [each.session_id for each in kept.sessions.sessions("local", 9)] == ["new"]
     assert [(each.actor, each.action) for each in audit.read(kept.store, 9)] == [("retention", "session.delete")]
     assert await bench.documents.get("local", file_id)
     uploaded_s = (await bench.documents.get("local", file_id)).created_at
     late = uploaded_s + 31 * DAY_S
-    old = Retention(bench.documents, bench.service.conversations, 32, None, now=lambda: late)
+    old = Retention(bench.documents, bench.service.conversations, Archive(None), 32, None, now=lambda: late)
     assert await old.sweep() == 0
-    old = Retention(bench.documents, bench.service.conversations, 30, None, now=lambda: late)
+    old = Retention(bench.documents, bench.service.conversations, Archive(None), 30, None, now=lambda: late)
     assert await old.sweep() == 1
     assert await bench.documents.list("local") == []
 

@@ -57,6 +57,11 @@ class CallParser:
         self._fresh = True  # nothing was said yet
         self.calls = 0
 
+    @property
+    def whole(self) -> bool:
+        """Whether calls were made, and the last one's arguments have come to their end."""
+        return self.calls > 0 and self._at is not _At.ARGUMENTS
+
     def push(self, text: str) -> Iterator[Piece]:
         self._held += text
         while True:

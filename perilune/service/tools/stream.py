@@ -94,7 +94,7 @@ class ToolStream:
         elif isinstance(event, ChoiceFinished):
             parser = self._parsers[event.choice]
             yield from self._events(event.choice, parser.flush(), None)
-            called = parser.calls and event.reason is FinishReason.STOP
+            called = parser.whole and event.reason is FinishReason.STOP  # a stop string may cut a call, too
             yield replace(event, reason=FinishReason.TOOL_CALLS) if called else event
         else:
             yield event

@@ -201,6 +201,14 @@ def test_events_become_calls() -> None:
     assert plain == [ChoiceFinished(0, FinishReason.STOP)]
 
 
+def test_a_call_that_a_stop_string_cuts_isnt_offered_as_one() -> None:
+    stream = ToolStream(Hermes(), 1)
+    text = Hermes().call(ToolCall("", "weather", '{"city": "Oslo"}'))
+    events = [*stream.translate(TextDelta(0, text[: text.index("city")]))]
+    assert any(isinstance(item, ToolCallDelta) for item in events)
+    assert [*stream.translate(ChoiceFinished(0, FinishReason.STOP))] == [ChoiceFinished(0, FinishReason.STOP)]
+
+
 def test_the_notation_follows_the_template() -> None:
     assert isinstance(format_of("{{ '<|start_header_id|>ipython' }}"), Llama3)
     assert isinstance(format_of("<tool_call>"), Hermes)
