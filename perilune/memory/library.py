@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from perilune.config import DocumentSettings
 from perilune.core import FileRecord, FileStatus, Page, Passage, SearchResult
 from perilune.errors import Conflict, NotFound, UnsupportedDocument
-from perilune.memory import audit, entries, sanitise
+from perilune.memory import audit, entries, responses, sanitise
 from perilune.memory.analyse import Analyser
 from perilune.memory.blobs import BlobStore
 from perilune.memory.index import Hit, Segment, rank, read_segment
@@ -142,6 +142,7 @@ class Library:
         with self._store.write() as connection:
             _file(connection, tenant, file_id)
             entries.remove_source(connection, tenant, file_id)
+            responses.forget_quotes(connection, tenant, file_id)
             connection.execute(FILES.delete().where(FILES.c.id == file_id))
             audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)

@@ -44,6 +44,7 @@ class ResponseStore:
         self._clock = clock
 
     def add(self, tenant: str, items: Sequence[dict[str, Any]], body: dict[str, Any]) -> None:
+        """Keep an answer; not one whose forerunner was deleted while it was being made."""
         row = {
             "id": body["id"],
             "tenant": tenant,
@@ -52,8 +53,10 @@ class ResponseStore:
             "input": json.dumps(list(items), ensure_ascii=False),
             "body": json.dumps(body, ensure_ascii=False),
         }
+        before = row["previous_id"]
         with self._store.write() as connection:
-            connection.execute(RESPONSES.insert().values(row))
+            if before is None or _size(connection, tenant, before):
+                connection.execute(RESPONSES.insert().values(row))
 
     def get(self, tenant: str, response_id: str) -> KeptResponse:
         """Raises `NotFound`, for another tenant's answer too."""
@@ -105,6 +108,15 @@ class ResponseStore:
         if rows:
             self._store.scrub()
         return len(rows)
+
+
+def forget_quotes(connection: sa.Connection, tenant: str, file_id: str) -> None:
+    """Delete the tenant's answers that name a file: they quote it."""
+    in_body, in_input = (
+        column.contains(file_id, autoescape=True) for column in (RESPONSES.c.body, RESPONSES.c.input)
+    )
+    named = sa.or_(in_body, in_input)
+    connection.execute(RESPONSES.delete().where(RESPONSES.c.tenant == tenant, named))
 
 
 def _mine(tenant: str, response_id: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -22,6 +22,7 @@ from perilune.core import (
 )
 from perilune.errors import InvalidRequest, NotFound, Overloaded
 from perilune.memory import responses
+from perilune.memory.entries import remove_tenant
 from perilune.memory.responses import ResponseStore
 from perilune.memory.store import Store
 from perilune.service.archive import Archive
@@ -294,4 +295,29 @@ def test_what_is_old_goes_unless_a_younger_answer_goes_on_from_it(tmp_path: Path
         with pytest.raises(NotFound):
             kept.get("local", gone)
     assert kept.expire(11.0) == 3
+    store.close()
+
+
+def test_what_is_deleted_takes_its_answers_along(tmp_path: Path) -> None:
+    store = Store(tmp_path / "database")
+    kept = ResponseStore(store)
+    quoting = {"id": "quoting", "perilune": {"citations": [{"file_id": "file-1", "quote": "A secret."}]}}
+    kept.add("local", [], quoting)
+    kept.add("local", [{"content": [{"type": "input_file", "file_id": "file-1"}]}], {"id": "naming"})
+    kept.add("local", [], {"id": "plain"})
+    kept.add("other", [], quoting | {"id": "theirs"})
+    with store.write() as connection:
+        responses.forget_quotes(connection, "local", "file-1")
+    for gone in ("quoting", "naming"):
+        with pytest.raises(NotFound):
+            kept.get("local", gone)
+    kept.add("local", [], {"id": "late", "previous_response_id": "quoting"})  # it was deleted meanwhile
+    with pytest.raises(NotFound):
+        kept.get("local", "late")
+    kept.get("local", "plain")
+    with store.write() as connection:
+        remove_tenant(connection, "local")
+    with pytest.raises(NotFound):
+        kept.get("local", "plain")
+    kept.get("other", "theirs")
     store.close()

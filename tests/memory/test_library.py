@@ -27,6 +27,7 @@ from perilune.errors import (
     UnsupportedDocument,
 )
 from perilune.memory.library import Library
+from perilune.memory.responses import ResponseStore
 from perilune.memory.schema import METADATA
 from perilune.memory.store import Store
 from tests.memory.conftest import OCTAVE, add, ingest
@@ -203,6 +204,16 @@ def test_deleted_while_parsed(library: Library, store: Store) -> None:
     with pytest.raises(NotFound):
         list(progress)
     assert rows(store, record.file_id) == 0
+
+
+def test_kept_answers_that_quote_a_file_go_with_it(library: Library, store: Store) -> None:
+    record, answers = add(library, TEXT, "moon.md"), ResponseStore(store)
+    answers.add("local", [], {"id": "quoting", "citations": [{"file_id": record.file_id, "quote": "The moon."}]})
+    answers.add("local", [], {"id": "plain"})
+    library.delete_file("local", record.file_id)
+    with pytest.raises(NotFound):
+        answers.get("local", "quoting")
+    answers.get("local", "plain")
 
 
 def test_one_parse_at_a_time(library: Library, store: Store, tmp_path: Path) -> None:
