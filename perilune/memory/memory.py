@@ -120,10 +120,11 @@ class Memory:
         self.retriever.close()
         self._index.close()
 
-    def vector(self, question: str) -> list[float]:
-        """What a question means, as a vector of length 1. Raises `EmbedderUnavailable`."""
-        if self._embedder is None:
-            raise EmbedderUnavailable("There is no embedder.", hint="Set memory.embedder.")
+    def vector(self, tenant: str, question: str) -> list[float]:
+        """What a question means, as a vector of length 1. Raises `EmbedderUnavailable`, also where the embedder is
+        on another machine and the tenant's text must stay here."""
+        if self._embedder is None or (self._embedder.remote and not self.locality.may_ask(tenant)):
+            raise EmbedderUnavailable("There is no embedder that may be asked.", hint="Set memory.embedder.")
         return [float(number) for number in self._embedder.embed([question], "query")[0]]
 
     def faults(self) -> list[str]:

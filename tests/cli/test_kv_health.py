@@ -44,5 +44,5 @@ def test_without_a_server_a_probe_measures_a_text_of_that_many_tokens(
     tokens = next(event.report.tokens for event in seen if isinstance(event, Completed))
     assert TOKENS < tokens.offered < TOKENS + 128
     assert tokens.exact + tokens.estimated == tokens.offered
-    # Two of 30 layers read everything; the others little more than sinks, window and a few units.
-    assert 0.8 < tokens.estimated / tokens.offered < 28 / 30
+    # Little more than sinks, window and a few units; the model's profile has no layer that reads everything.
+    assert 0.8 < tokens.estimated / tokens.offered < 0.97

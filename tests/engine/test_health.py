@@ -120,9 +120,10 @@ def test_a_sound_engine_has_no_finding_and_its_figures_add_up(kept: Kept) -> Non
         parts = ("local_attn_ms", "sparse_attn_ms", "summary_attn_ms", "kv_cache_ms", "other_ms")
         total = sum(layer[part] for layer in step["layers"] for part in parts)
         assert total == pytest.approx(step["step_ms"], rel=0.02)
-        assert all(layer["topk_dynamics"] is None for layer in step["layers"][:2]), "layers that read everything"
-        for layer in step["layers"][2:]:
-            assert 31.9 < layer["topk_dynamics"]["units"] < 377
+        units = [layer["topk_dynamics"]["units"] for layer in step["layers"]]
+        assert 31 < sum(units) / len(units) < 377
+        assert max(units) > 2 * min(units), "the model's profile gives heads shares of their own"
+        for layer in step["layers"]:
             assert 0.3 < layer["sparse_attn_hit_rate"] <= 1
     assert told["counts"]["rehydrated_tokens"] == DOCUMENT_TOKENS
     assert told["counts"]["hit_tokens"] == (QUESTIONS - 1) * DOCUMENT_TOKENS

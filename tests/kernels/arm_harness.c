@@ -88,7 +88,7 @@ static void run_attention(const context *ctx, void *const *in, const numbers *n,
         write_array(out, (const void *)(intptr_t)payloads[s], payload);
     }
     write_array(out, slots.summaries, summaries);
-    segments closed = {slots, in[SLOTS], &n->segments, in[POLICY], NULL, NULL, n->segments};
+    segments closed = {slots, in[SLOTS], &n->segments, in[POLICY], NULL, NULL, NULL, NULL, n->segments};
     int32_t cu_q[] = {0, n->rows}, one[] = {0, 1}, max_blocks = (n->length + BLOCK_TOKENS - 1) / BLOCK_TOKENS;
     batch rows = {cu_q, &n->length, in[BLOCK_TABLE], 1, max_blocks, &closed};
     for (int tiers = 0; tiers < 2; tiers++) {

@@ -14,6 +14,7 @@ import pytest
 
 import perilune
 from perilune.config import MemorySettings
+from perilune.memory.embed.protocol import EmbedderUnavailable
 from perilune.memory.embed.remote import RemoteEmbedder
 from perilune.memory.library import Library
 from perilune.memory.locality import Locality
@@ -140,7 +141,7 @@ def test_only_these_modules_send_text_to_an_embedder_and_each_asks_first() -> No
         if used and "memory/embed" not in path.as_posix():
             callers.add(path.relative_to(root).as_posix())
             assert names & {"may_ask", "kept_entries"}, f"{path} embeds without asking"
-    assert callers == {f"memory/{name}.py" for name in ("indexer", "retrieve", "gather", "feedback")}
+    assert callers == {f"memory/{name}.py" for name in ("indexer", "retrieve", "gather", "feedback", "memory")}
 
 
 @pytest.mark.parametrize(
@@ -150,3 +151,15 @@ def test_only_these_modules_send_text_to_an_embedder_and_each_asks_first() -> No
 )
 def test_what_counts_as_elsewhere(url: str, remote: bool) -> None:
     assert RemoteEmbedder(url, "m").remote is remote
+
+
+def test_a_question_that_must_stay_here_is_not_sent_for_its_meaning(
+    store: Store, tmp_path: Path, elsewhere: _Listening
+) -> None:
+    """The semantic answer cache asks by `Memory.vector`."""
+    memory = opened(store, tmp_path, elsewhere, "ada")
+    with pytest.raises(EmbedderUnavailable):
+        memory.vector("ada", f"Where is {SECRET}?")
+    assert not any(SECRET in text for text in elsewhere.heard)
+    assert len(memory.vector("bob", f"Where is {SECRET}?")) == 2
+    memory.close()

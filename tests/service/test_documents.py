@@ -245,7 +245,7 @@ async def test_a_running_ingest_is_hidden_from_other_tenants() -> None:
 
 async def test_uploads_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
-        raise TooLarge(f"More than {args[-1]} bytes.")
+        raise TooLarge(f"More than {args[4]} bytes.")
 
     monkeypatch.setattr(bench.library, "add_file", refuse)
     with pytest.raises(TooLarge, match="1000000"):

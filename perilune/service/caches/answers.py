@@ -46,7 +46,8 @@ _LASTING = frozenset({"language", "effective_length", "over_window", "usage_unkn
 _LONGEST_QUESTION_CHARS = 2_000
 """A longer question is looked for exactly, not by likeness."""
 
-Vectors = Callable[[str], Sequence[float]]
+Vectors = Callable[[str, str], Sequence[float]]
+"""(tenant, question) -> its meaning."""
 """A question's vector of length 1. May block; raises `PeriluneError` where there is none."""
 
 
@@ -186,7 +187,7 @@ class AnswerCaches:
             shelf.entries.move_to_end(ask.key)
             return ask, kept, self._hit("exact", kept)
         if self._policy.semantic and self._vectors is not None and len(ask.question) <= _LONGEST_QUESTION_CHARS:
-            ask = replace(ask, vector=await self._vector(ask.question))
+            ask = replace(ask, vector=await self._vector(ask.tenant, ask.question))
             if (kept := self._alike(shelf, ask)) is not None:
                 return ask, kept, self._hit("semantic", kept)
         self._telemetry.count("answer_cache", outcome="miss")
@@ -236,10 +237,10 @@ class AnswerCaches:
                 return entries[number]
         return None
 
-    async def _vector(self, question: str) -> Sequence[float] | None:
+    async def _vector(self, tenant: str, question: str) -> Sequence[float] | None:
         assert self._vectors is not None
         try:
-            return await asyncio.to_thread(self._vectors, question)
+            return await asyncio.to_thread(self._vectors, tenant, question)
         except PeriluneError:
             self._telemetry.count("answer_cache", outcome="no_vector")
             return None

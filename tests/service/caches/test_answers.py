@@ -135,7 +135,7 @@ async def test_a_tenant_has_its_quota_and_the_oldest_go_first() -> None:
 VECTORS = {"en": [1.0, 0.0], "like": [0.96, 0.28]}
 
 
-def vectors(question: str) -> list[float]:
+def vectors(tenant: str, question: str) -> list[float]:
     return VECTORS["like" if question.startswith("Please") else "en"]
 
 
