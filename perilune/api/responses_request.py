@@ -82,7 +82,8 @@ class WirePart(Wire):
     refusal: str | None = None
 
 
-ShortName, ShortValue = Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]
+ShortName = Annotated[str, Field(max_length=64)]
+ShortValue = Annotated[str, Field(max_length=512)]
 
 Parts = Annotated[list[WirePart], BeforeValidator(_as_parts), Field(max_length=MAX_PARTS)]
 
