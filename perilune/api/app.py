@@ -66,21 +66,7 @@ def create_app(
 ) -> Starlette:
     """The application. `metrics` is the sink behind `telemetry`, shown under /metrics."""
     public = not is_loopback(settings.server.host)
-    files = Files(service, settings.server.max_upload, settings.home)
-    models = Models(service)
-    health = Health(service, metrics)
-    kv = KV(service)
-    sessions = Sessions(service)
-    memory = MemoryViews(service)
-    feedback = FeedbackRoutes(service)
     resumables = Resumables()
-    chat = ChatCompletions(service, settings, telemetry, resumables)
-    messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
-    count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
-    count_responses = CountResponse(service, settings, RESPONSES_COUNT)
-    count_chat = CountTokens(service, settings, MOONSHOT_COUNT)
-    creating = CreateResponse(service, settings, telemetry, resumables, RESPONSES)
-    kept = KeptResponses(service)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -88,40 +74,9 @@ def create_app(
         await resumables.close()
 
     routes = [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
-        *[Route(f"{root}/v1/messages", messages, methods=["POST"]) for root in ("", "/anthropic")],
-        *[
-            Route(f"{root}/v1/messages/count_tokens", count_messages, methods=["POST"])
-            for root in ("", "/anthropic")
-        ],
-        Route("/v1/responses/input_tokens", count_responses, methods=["POST"]),
-        Route("/v1/tokenizers/estimate-token-count", count_chat, methods=["POST"]),
-        Route("/v1/responses", creating, methods=["POST"]),
-        Route("/v1/responses/{response_id}", kept.item, methods=["GET", "DELETE"]),
-        Route("/v1/responses/{response_id}/input_items", kept.input_items),
-        Route("/v1/estimate", Estimates(service, settings).estimate, methods=["POST"]),
-        Route("/v1/models", models.list),
-        Route("/v1/models/{model:path}", models.retrieve),
-        Route("/v1/files", files.collection, methods=["GET", "POST"]),
-        Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
-        Route("/v1/files/{file_id}/content", files.content),
-        Route("/v1/sessions", sessions.collection),
-        Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),
-        Route("/v1/memory", sessions.everything, methods=["DELETE"]),
-        Route("/v1/memory/feedback", feedback.collection, methods=["GET", "POST"]),
-        Route("/v1/memory/feedback/{feedback_id}", feedback.item, methods=["DELETE"]),
-        Route("/v1/memory/search", sessions.search, methods=["POST"]),
-        Route("/v1/backends", models.backends),
-        Route("/v1/memory/profile", memory.profile, methods=["GET", "PATCH", "DELETE"]),
-        Route("/v1/memory/summary", memory.summary, methods=["GET", "PATCH"]),
-        Route("/v1/memory/export", memory.export),
-        Route("/v1/kv/health", kv.health),
-        Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
-        Route("/health", health.health),
-        Route("/ready", health.ready),
-        Route("/version", health.version),
-        Route("/metrics", health.metrics),
+        *_answering(service, settings, telemetry, resumables),
+        *_keeping(service, settings),
+        *_running(service, metrics),
     ]
     in_flight = InFlight(settings.server.max_queue + settings.runtime.max_batch_size + _SPARE_CONNECTIONS)
     middleware = [Middleware(Gateway, telemetry=telemetry, in_flight=in_flight)]
@@ -133,6 +88,70 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _answering(
+    service: ServiceApi, settings: Settings, telemetry: Telemetry, resumables: Resumables
+) -> list[Route]:
+    """Answers in every dialect, kept ones, and what a prompt would take."""
+    chat = ChatCompletions(service, settings, telemetry, resumables)
+    messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
+    creating = CreateResponse(service, settings, telemetry, resumables, RESPONSES)
+    count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
+    kept = KeptResponses(service)
+    return [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
+        *[
+            Route(f"{root}/v1/messages{rest}", endpoint, methods=["POST"])
+            for root in ("", "/anthropic")
+            for rest, endpoint in (("", messages), ("/count_tokens", count_messages))
+        ],
+        Route("/v1/responses/input_tokens", CountResponse(service, settings, RESPONSES_COUNT), methods=["POST"]),
+        Route("/v1/responses", creating, methods=["POST"]),
+        Route("/v1/responses/{response_id}", kept.item, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}/input_items", kept.input_items),
+        Route(
+            "/v1/tokenizers/estimate-token-count", CountTokens(service, settings, MOONSHOT_COUNT), methods=["POST"]
+        ),
+        Route("/v1/estimate", Estimates(service, settings).estimate, methods=["POST"]),
+    ]
+
+
+def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
+    """Documents, sessions and memory."""
+    files = Files(service, settings.server.max_upload, settings.home)
+    sessions, memory, feedback = Sessions(service), MemoryViews(service), FeedbackRoutes(service)
+    return [
+        Route("/v1/files", files.collection, methods=["GET", "POST"]),
+        Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
+        Route("/v1/files/{file_id}/content", files.content),
+        Route("/v1/sessions", sessions.collection),
+        Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),
+        Route("/v1/memory", sessions.everything, methods=["DELETE"]),
+        Route("/v1/memory/feedback", feedback.collection, methods=["GET", "POST"]),
+        Route("/v1/memory/feedback/{feedback_id}", feedback.item, methods=["DELETE"]),
+        Route("/v1/memory/search", sessions.search, methods=["POST"]),
+        Route("/v1/memory/profile", memory.profile, methods=["GET", "PATCH", "DELETE"]),
+        Route("/v1/memory/summary", memory.summary, methods=["GET", "PATCH"]),
+        Route("/v1/memory/export", memory.export),
+    ]
+
+
+def _running(service: ServiceApi, metrics: PrometheusSink) -> list[Route]:
+    """Models, backends, the KV cache, and how the server is."""
+    models, kv, health = Models(service), KV(service), Health(service, metrics)
+    return [
+        Route("/v1/models", models.list),
+        Route("/v1/models/{model:path}", models.retrieve),
+        Route("/v1/backends", models.backends),
+        Route("/v1/kv/health", kv.health),
+        Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
+        Route("/health", health.health),
+        Route("/ready", health.ready),
+        Route("/version", health.version),
+        Route("/metrics", health.metrics),
+    ]
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

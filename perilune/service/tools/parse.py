@@ -117,10 +117,12 @@ class CallParser:
             self._at, self._json = _At.ARGUMENTS, _JsonEnd()
             yield CallBegan(self.calls, found[1])
             self.calls += 1
-        elif len(self._held) > MAX_HEAD_CHARS:
+        elif len(self._held) > MAX_HEAD_CHARS or self._held.lstrip()[:1] not in ("", "{"):
             self._at = _At.TEXT
-            said = self._held if self._notation.is_bare else self._notation.marker + self._held
-            self._held = ""
+            if self._notation.is_bare:
+                said, self._held = self._held, ""
+            else:  # the marker was text; behind it a call may begin
+                said = self._notation.marker
             yield from self._say(said)
 
     def _arguments(self) -> Iterator[Piece]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perilune.core import ToolCall
@@ -46,6 +46,8 @@ def cut(text: str, sizes: list[int]) -> list[str]:
     return [*pieces, text[at:]]
 
 
+@example("<tool_call>", [("look_up", {})], [])
+@example("<tool_call> a", [("look_up", {}), ("f-2", {"a": 1})], [3, 9, 1])
 @given(st.text("ab <tol_c>\n", max_size=20), CALLS, st.lists(st.integers(1, 9), max_size=30))
 def test_hermes_calls_behind_text(said: str, calls: list[tuple[str, dict[str, object]]], sizes: list[int]) -> None:
     notation = Hermes()
