@@ -108,17 +108,22 @@ async def test_a_long_answer_is_not_cut_by_the_bound_on_headers(
 async def test_a_body_must_come_at_a_rate(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each silence is short, and yet it ends: otherwise a byte now and then would hold a place for ever."""
     monkeypatch.setattr(limits.body_chunks, "__defaults__", ("request body", 0.3))
-    monkeypatch.setattr(Connection, "linger_s", 0.2)  # what is sent after the refusal holds nothing either
+    monkeypatch.setattr(Connection, "linger_s", 0.5)  # what is sent after the refusal holds nothing either
     async with serve() as server:
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(POST + b"Content-Length: 5000\r\n\r\n")
-        reading = asyncio.create_task(until_closed(reader))
-        begun_s = time.monotonic()
-        while not reading.done() and time.monotonic() - begun_s < 3:
-            writer.write(b"{")
-            await asyncio.sleep(0.05)
-        assert (await reading).startswith(b"HTTP/1.1 408 ")
+        trickling = asyncio.create_task(_trickle(writer))
+        async with asyncio.timeout(5):
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
+        await eventually(lambda: not server.uvicorn.server_state.connections)  # although the client still sends
+        trickling.cancel()
         writer.close()
+
+
+async def _trickle(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"{")
+        await asyncio.sleep(0.05)
 
 
 async def test_connections_are_bounded_and_the_idlest_makes_room(
