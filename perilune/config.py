@@ -190,6 +190,7 @@ class ServerSettings(Block):
     max_upload: Bytes = Field(256 * 1024**2, ge=1024, description="Most bytes of an uploaded file.")
     max_messages: int = Field(2048, ge=1, description="Most messages in one request.")
     max_queue: int = Field(48, ge=1, description="Requests that may wait; more are refused with 429.")
+    web: bool = Field(True, description="Serve the web chat under /. The page needs no key; what it asks does.")
 
 
 class SchedulerSettings(Block):

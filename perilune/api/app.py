@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perilune.api import errors
-from perilune.api.auth import Authentication, LocalOnly, check_bind, is_loopback
+from perilune.api.auth import OPEN_PATHS, Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
 from perilune.api.counting import ANTHROPIC_COUNT, MOONSHOT_COUNT, RESPONSES_COUNT, CountTokens
@@ -43,6 +43,7 @@ from perilune.api.models import Models
 from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
+from perilune.api.web import WebPage
 from perilune.api.wire import json_response
 from perilune.config import Settings
 from perilune.errors import ConfigError, Conflict
@@ -78,11 +79,16 @@ def create_app(
         *_keeping(service, settings),
         *_running(service, metrics),
     ]
+    open_paths = OPEN_PATHS
+    if settings.server.web:
+        page = WebPage()
+        routes += page.routes
+        open_paths |= page.paths
     in_flight = InFlight(settings.server.max_queue + settings.runtime.max_batch_size + _SPARE_CONNECTIONS)
     middleware = [Middleware(Gateway, telemetry=telemetry, in_flight=in_flight)]
     if not public:
         middleware.append(Middleware(LocalOnly))
-    middleware.append(Middleware(Authentication, service=service, public=public))
+    middleware.append(Middleware(Authentication, service=service, public=public, open_paths=open_paths))
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers={HTTPException: _no_route}, lifespan=lifespan
     )

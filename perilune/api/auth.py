@@ -117,13 +117,16 @@ class Authentication:
     On a public address a key must exist at every request, not only when the server was started.
     """
 
-    def __init__(self, app: ASGIApp, service: ServiceApi, public: bool) -> None:
+    def __init__(
+        self, app: ASGIApp, service: ServiceApi, public: bool, open_paths: frozenset[str] = OPEN_PATHS
+    ) -> None:
         self._app = app
         self._service = service
         self._public = public
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             key = bearer_key(header(scope, b"authorization")) or plain_key(header(scope, b"x-api-key"))
             if self._public and not await keys_exist(self._service):
                 raise Unauthenticated("No key exists.", hint="Create one with `perilune keys create`.")
