@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from perilune.memory.keys import KeyOwner, Keyring
     from perilune.memory.library import Library
     from perilune.memory.memory import Memory
+    from perilune.memory.ratings import Ratings
     from perilune.memory.responses import ResponseStore
     from perilune.memory.sessions import Sessions
     from perilune.memory.store import Store
@@ -233,6 +234,7 @@ def _wire(
     from perilune.engine.policy import EngineLimits
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
+    from perilune.memory.ratings import Ratings
     from perilune.memory.responses import ResponseStore
     from perilune.memory.sessions import Sessions
     from perilune.memory.usage import UsageStore
@@ -265,6 +267,7 @@ def _wire(
     kept = Sessions(store, memory) if memory is not None else None
     usage = UsageStore(store)
     answers = ResponseStore(store) if memory is not None else None
+    ratings = Ratings(store, memory.marks) if memory is not None else None
     vectors = memory.vector if memory is not None else None
     service = _service(
         settings,
@@ -276,6 +279,7 @@ def _wire(
         library,
         kept,
         answers,
+        ratings,
         predictor,
         engine,
         model,
@@ -298,6 +302,7 @@ def _service(
     library: Library,
     kept: Sessions | None,
     answers: ResponseStore | None,
+    ratings: Ratings | None,
     predictor: Predictor,
     engine: EngineLoop,
     model: ServedModel,
@@ -314,6 +319,7 @@ def _service(
     from perilune.service.documents import DocumentService
     from perilune.service.kv_health import KVHealth
     from perilune.service.ledger import Ledger
+    from perilune.service.ratings import RatingService
     from perilune.service.retention import Retention
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
@@ -375,10 +381,12 @@ def _service(
     ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
     admission, view = Admission(places, telemetry), KVHealth(engine, settings)
     keep = (settings.documents.keep_days, settings.memory.keep_days)
-    archive = Archive(answers)
-    retention = Retention(documents, parts.sessions, archive, *keep) if kept is not None else None
+    archive, feedback = Archive(answers), RatingService(ratings, parts.sessions, telemetry)
+    retention = Retention(documents, parts.sessions, archive, feedback, *keep) if kept is not None else None
     authenticate, known = _authenticator(keys)
-    return Service(parts, admission, authenticate, view, backends, ledger, archive, caches, known, retention)
+    return Service(
+        parts, admission, authenticate, view, backends, ledger, archive, feedback, caches, known, retention
+    )
 
 
 def _caches(

@@ -40,6 +40,7 @@ from perilune.api.memory import MemoryViews
 from perilune.api.messages import ANTHROPIC
 from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
+from perilune.api.ratings import RatingRoutes
 from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
@@ -128,6 +129,7 @@ def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
     """Documents, sessions and memory."""
     files = Files(service, settings.server.max_upload, settings.home)
     sessions, memory, feedback = Sessions(service), MemoryViews(service), FeedbackRoutes(service)
+    ratings = RatingRoutes(service)
     return [
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
         Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
@@ -135,6 +137,9 @@ def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
         Route("/v1/sessions", sessions.collection),
         Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),
         Route("/v1/memory", sessions.everything, methods=["DELETE"]),
+        Route("/v1/feedback", ratings.collection, methods=["GET", "POST"]),
+        Route("/v1/feedback/export", ratings.export),
+        Route("/v1/feedback/{feedback_id}", ratings.item, methods=["GET", "DELETE"]),
         Route("/v1/memory/feedback", feedback.collection, methods=["GET", "POST"]),
         Route("/v1/memory/feedback/{feedback_id}", feedback.item, methods=["DELETE"]),
         Route("/v1/memory/search", sessions.search, methods=["POST"]),

@@ -25,10 +25,9 @@ _MAX_BODY_BYTES = 64 * 1024
 _MAX_PLACE = 2**40
 
 
-class WireFeedback(Wire):
-    """The body of POST: a question, and a turn of a session, or a page or character range of a file."""
+class WirePlace(Wire):
+    """A turn of a session, or a page or character range of a file."""
 
-    question: str = Field(min_length=1, max_length=MAX_QUESTION_CHARS)
     session: SessionId | None = None
     turn: int | None = Field(None, ge=1, le=_MAX_PLACE)
     file_id: str | None = Field(None, min_length=1, max_length=128)
@@ -43,11 +42,19 @@ class WireFeedback(Wire):
         part = self.file_id is not None and (self.page is not None or ranged)
         if turn == part or (self.session is not None) == (self.file_id is not None):
             raise ValueError("give session and turn, or file_id with page or with start and end")
+        if not ranged and (self.start is not None or self.end is not None):
+            raise ValueError("start and end are given together, start before end")
         return self
 
     def span(self) -> Span:
         """The place that is named."""
         return Span(self.session or self.file_id or "", self.turn, self.page, self.start, self.end)
+
+
+class WireFeedback(WirePlace):
+    """The body of POST: a question, and the place of its answer."""
+
+    question: str = Field(min_length=1, max_length=MAX_QUESTION_CHARS)
 
 
 class FeedbackRoutes:

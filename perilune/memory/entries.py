@@ -25,6 +25,7 @@ from perilune.memory.schema import (
     KEYS,
     METADATA,
     PAGES,
+    RATINGS,
     TERM_COUNTS,
     VECTORS,
 )
@@ -126,6 +127,7 @@ def remove_source(connection: sa.Connection, tenant: str, source_id: str) -> Non
     remove_entries(connection, tenant, source_id)
     for table in _OF_SOURCES:
         connection.execute(table.delete().where(table.c.tenant == tenant, table.c.source_id == source_id))
+    connection.execute(RATINGS.delete().where(RATINGS.c.tenant == tenant, RATINGS.c.span_source_id == source_id))
 
 
 _OF_SOURCES = [table for table in METADATA.sorted_tables if {"tenant", "source_id"} <= set(table.c.keys())]

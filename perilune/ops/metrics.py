@@ -195,6 +195,12 @@ TABLE: tuple[Metric, ...] = (
     ),
     # Documents
     Metric("files_uploaded", "counter", "Files stored."),
+    Metric(
+        "feedback",
+        "counter",
+        "Answers rated by people; a rating that took another's place counts, too.",
+        ("rating", "reason"),
+    ),
     Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),
     Metric("files_ingested", "counter", "Files whose ingest ended.", ("status",)),
     Metric("ingest_prefill_failed", "counter", "Documents whose KV could not be computed ahead."),

@@ -169,7 +169,8 @@ class Answer:
                 if isinstance(event, TextDelta) and event.choice == 0:
                     said.append(event.text)
                 if isinstance(event, Completed) and self._visit is not None:
-                    sessions.remember(self._visit, _last_question(request), "".join(said), request.profile)
+                    asked, made = _last_question(request), (request.request_id, event.report.model)
+                    sessions.remember(self._visit, asked, "".join(said), request.profile, made)
                 yield event
 
     async def _answered(self) -> AsyncGenerator[Event, None]:

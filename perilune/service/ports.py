@@ -33,6 +33,8 @@ from perilune.core import (
     SummarySentence,
     Times,
 )
+from perilune.memory.paging import Part
+from perilune.memory.ratings import Chosen, NewRating, RatedAnswer, Rating
 from perilune.memory.responses import KeptResponse
 
 
@@ -194,9 +196,11 @@ class SessionStore(Protocol):
         said: Sequence[tuple[str, str, float]],
         learn: bool = False,
         local_only: bool = False,
+        answer: tuple[str, str] | None = None,
     ) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the first turn's number.
-        `learn` facts about the user from what they say; `local_only` keeps the session on this machine."""
+        `learn` facts about the user from what they say; `local_only` keeps the session on this machine; `answer` is
+        the request's id and the model that answered, so that the answer is found by its id."""
         ...
 
     def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
@@ -357,6 +361,24 @@ class Responses(Protocol):
     async def delete(self, tenant: str, response_id: str) -> None: ...
 
 
+class Feedbacks(Protocol):
+    """What people think of answers. Another tenant's rating is `NotFound`."""
+
+    async def put(self, tenant: str, given: NewRating) -> Rating:
+        """Keep a rating, in the place of an earlier one of the same answer."""
+        ...
+
+    async def get(self, tenant: str, rating_id: str) -> Rating: ...
+    async def part(self, tenant: str, chosen: Chosen, part: Part) -> tuple[list[Rating], bool]:
+        """(ratings, whether more follow)."""
+        ...
+
+    async def delete(self, tenant: str, rating_id: str) -> None: ...
+    async def export(self, tenant: str) -> Iterator[tuple[Rating, RatedAnswer]]:
+        """Every rating, oldest first, with what is kept of its answer; to be read in a thread."""
+        ...
+
+
 class KVView(Protocol):
     """KV and attention of the engine, for whoever runs the server. May be called from any thread."""
 
@@ -392,6 +414,9 @@ class ServiceApi(Protocol):
 
     @property
     def responses(self) -> Responses: ...
+
+    @property
+    def feedback(self) -> Feedbacks: ...
 
     @property
     def kv(self) -> KVView: ...

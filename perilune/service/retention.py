@@ -14,6 +14,7 @@ from perilune.errors import PeriluneError
 from perilune.memory.audit import acting
 from perilune.service.archive import Archive
 from perilune.service.documents import DocumentService
+from perilune.service.ratings import RatingService
 from perilune.service.sessions import SessionService
 
 ACTOR = "retention"
@@ -25,14 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 class Retention:
-    """One background task. `sessions_days` (of kept answers, too) and `documents_days` None: kept until
-    somebody deletes them."""
+    """One background task. `sessions_days` (of kept answers and feedback, too) and `documents_days` None: kept
+    until somebody deletes them."""
 
     def __init__(
         self,
         documents: DocumentService,
         sessions: SessionService,
         archive: Archive,
+        feedback: RatingService,
         documents_days: float | None,
         sessions_days: float | None,
         now: Callable[[], float] = time.time,
@@ -40,6 +42,7 @@ class Retention:
         self._documents = documents
         self._sessions = sessions
         self._archive = archive
+        self._feedback = feedback
         self._documents_days = documents_days
         self._sessions_days = sessions_days
         self._now = now
@@ -55,7 +58,7 @@ class Retention:
             await asyncio.wait([self._task])
 
     async def sweep(self) -> int:
-        """Delete what is older than it may be; returns how many documents, sessions and kept answers."""
+        """Delete what is older than it may be; returns how many documents, sessions, kept answers and ratings."""
         gone = 0
         with acting(ACTOR):
             if self._documents_days is not None:
@@ -63,13 +66,14 @@ class Retention:
             if self._sessions_days is not None:
                 before_s = self._now() - DAY_S * self._sessions_days
                 gone += await self._sessions.expire(before_s) + await self._archive.expire(before_s)
+                gone += await self._feedback.expire(before_s)
         return gone
 
     async def _run(self) -> None:
         while True:
             try:
                 if gone := await self.sweep():
-                    _log.info("retention deleted %d documents, sessions and kept answers", gone)
+                    _log.info("retention deleted %d documents, sessions, kept answers and ratings", gone)
             except PeriluneError as error:
                 _log.warning("retention goes on in an hour: %s", error.message)
             except Exception:

@@ -103,7 +103,8 @@ class RoutedAnswer:
                 if isinstance(event, TextDelta) and event.choice == 0:
                     said.append(event.text)
                 if isinstance(event, Completed) and self._visit is not None:
-                    sessions.remember(self._visit, _question(request), "".join(said), request.profile)
+                    made = (request.request_id, event.report.model)
+                    sessions.remember(self._visit, _question(request), "".join(said), request.profile, made)
                 yield event
 
     async def _answered(self) -> AsyncGenerator[Event, None]:

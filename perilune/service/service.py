@@ -34,6 +34,7 @@ from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, KVView, ModelCard
+from perilune.service.ratings import RatingService
 from perilune.service.retention import Retention
 from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
 from perilune.service.sessions import SessionService
@@ -57,6 +58,7 @@ class Service:
         backends: Backends,
         ledger: Ledger,
         responses: Archive,
+        feedback: RatingService,
         caches: AnswerCaches,
         known: Callable[[str | None], Caller | None] = lambda key: None,
         retention: Retention | None = None,
@@ -67,6 +69,7 @@ class Service:
         self._retention = retention
         self._backends = backends
         self._responses = responses
+        self._feedback = feedback
         self._caches = caches
         self._kv = kv
         self._admission = admission
@@ -84,6 +87,10 @@ class Service:
     @property
     def responses(self) -> Archive:
         return self._responses
+
+    @property
+    def feedback(self) -> RatingService:
+        return self._feedback
 
     @property
     def kv(self) -> KVView:

@@ -92,13 +92,15 @@ class SessionService:
                 "The session, or what memory told of the user, was deleted.", hint="Ask again.", param="session"
             )
 
-    def remember(self, visit: Visit, question: str, answer: str, learn: bool) -> None:
+    def remember(
+        self, visit: Visit, question: str, answer: str, learn: bool, answered: tuple[str, str] | None = None
+    ) -> None:
         """Store a question and its answer in the background, behind what is still being stored of the session;
-        `learn` facts about the user from the question."""
+        `learn` facts about the user from the question. `answered` is the request's id and the answering model."""
         key = (visit.tenant, visit.session_id)
         said = [(USER, question, visit.asked_at), (ASSISTANT, answer, self._now())]
         said = [turn for turn in said if turn[1].strip()]
-        task = asyncio.create_task(self._add(visit, said, learn, self._writing.get(key)), name="remember")
+        task = asyncio.create_task(self._add(visit, said, learn, answered, self._writing.get(key)), name="remember")
         self._writing[key] = task
         task.add_done_callback(lambda done: self._written(key, done))
 
@@ -108,7 +110,7 @@ class SessionService:
         """What the search found, and its turns, best first; where the best few can't answer a question, the set
         that can comes before them. Raises `NotFound` for a session that isn't there, unless it is
         the request's `own`, which begins with it."""
-        await self._settled(tenant, session_ids)
+        await self.settled(tenant, session_ids)
         for session_id in session_ids:
             if session_id != own:
                 await asyncio.to_thread(self._store().get, tenant, session_id)
@@ -124,7 +126,7 @@ class SessionService:
         self, tenant: str, session_id: str, with_profile: bool
     ) -> tuple[list[ProfileFact], list[SummarySentence]]:
         """What is known about the user, if wanted, and the session's summary, the best first."""
-        await self._settled(tenant, None if with_profile else [session_id])
+        await self.settled(tenant, None if with_profile else [session_id])
         facts = await asyncio.to_thread(self._store().profile, tenant, False) if with_profile else []
         return facts, await asyncio.to_thread(self._store().brief, tenant, session_id)
 
@@ -148,7 +150,7 @@ class SessionService:
     # ------------------------------------------------------------------------------------------ the port
 
     async def mark(self, tenant: str, question: str, span: Span) -> str:
-        await self._settled(tenant, [span.source_id])
+        await self.settled(tenant, [span.source_id])
         return await asyncio.to_thread(self._store().mark, tenant, question, span)
 
     async def marks(self, tenant: str, limit: int) -> list[Feedback]:
@@ -158,25 +160,25 @@ class SessionService:
         await asyncio.to_thread(self._store().unmark, tenant, feedback_id)
 
     async def keep_here(self, tenant: str, session_id: str, local_only: bool) -> None:
-        await self._settled(tenant, [session_id])
+        await self.settled(tenant, [session_id])
         await asyncio.to_thread(self._store().keep_here, tenant, session_id, local_only)
 
     async def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
-        await self._settled(tenant, None)
+        await self.settled(tenant, None)
         return await asyncio.to_thread(self._store().sessions, tenant, limit)
 
     async def get(self, tenant: str, session_id: str) -> SessionInfo:
-        await self._settled(tenant, [session_id])
+        await self.settled(tenant, [session_id])
         return await asyncio.to_thread(self._store().get, tenant, session_id)
 
     async def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]:
-        await self._settled(tenant, [session_id])
+        await self.settled(tenant, [session_id])
         return await asyncio.to_thread(self._store().turns, tenant, session_id, after, limit)
 
     async def search(
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
     ) -> SearchResult:
-        await self._settled(tenant, session_ids)
+        await self.settled(tenant, session_ids)
         for session_id in session_ids or ():
             await asyncio.to_thread(self._store().get, tenant, session_id)
         return await asyncio.to_thread(self._store().search, tenant, session_ids, query, limit, times)
@@ -187,7 +189,7 @@ class SessionService:
         visits = [each for each in self._visits if (each.tenant, each.session_id) == (tenant, session_id)]
         for visit in visits:
             visit.ended = True
-        await self._settled(tenant, [session_id])
+        await self.settled(tenant, [session_id])
         try:
             await asyncio.to_thread(store.delete, tenant, session_id)
         except NotFound:
@@ -200,32 +202,32 @@ class SessionService:
         await self._lose(tenant, session_owner(tenant, session_id))
 
     async def profile(self, tenant: str, history: bool) -> list[ProfileFact]:
-        await self._settled(tenant, None)
+        await self.settled(tenant, None)
         return await asyncio.to_thread(self._store().profile, tenant, history)
 
     async def edit_profile(self, tenant: str, values: Mapping[str, str | None]) -> None:
-        await self._settled(tenant, None)
+        await self.settled(tenant, None)
         await asyncio.to_thread(self._store().edit_profile, tenant, values)
         if None in values.values():
             await self._lose(tenant, profile_owner(tenant))
 
     async def erase_profile(self, tenant: str, key: str | None) -> int:
         """Delete a key or all of the profile, and KV that was made of it."""
-        await self._settled(tenant, None)
+        await self.settled(tenant, None)
         gone = await asyncio.to_thread(self._store().erase_profile, tenant, key)
         await self._lose(tenant, profile_owner(tenant))
         return gone
 
     async def summary(self, tenant: str, source_id: str) -> list[SummarySentence]:
-        await self._settled(tenant, [source_id])
+        await self.settled(tenant, [source_id])
         return await asyncio.to_thread(self._store().summary, tenant, source_id)
 
     async def correct_summary(self, tenant: str, source_id: str, number: int, start: int, text: str | None) -> None:
-        await self._settled(tenant, [source_id])
+        await self.settled(tenant, [source_id])
         await asyncio.to_thread(self._store().correct_summary, tenant, source_id, number, start, text)
 
     async def export(self, tenant: str) -> Iterator[dict[str, Any]]:
-        await self._settled(tenant, None)
+        await self.settled(tenant, None)
         return self._store().export(tenant)
 
     async def _lose(self, tenant: str, owner: str) -> None:
@@ -240,7 +242,7 @@ class SessionService:
         store = self._store()
         for visit in [each for each in self._visits if each.tenant == tenant]:
             visit.ended = True
-        await self._settled(tenant, None)
+        await self.settled(tenant, None)
         session_ids = await asyncio.to_thread(store.forget_tenant, tenant)
         for owner in [*(session_owner(tenant, each) for each in session_ids), tenant_owner(tenant)]:
             await self._forget_kv(owner)
@@ -264,6 +266,7 @@ class SessionService:
         visit: Visit,
         said: list[tuple[str, str, float]],
         learn: bool,
+        answered: tuple[str, str] | None,
         earlier: asyncio.Task[None] | None,
     ) -> None:
         if earlier is not None:
@@ -272,7 +275,7 @@ class SessionService:
             return
         try:
             await asyncio.to_thread(
-                self._store().add, visit.tenant, visit.session_id, said, learn, visit.local_only
+                self._store().add, visit.tenant, visit.session_id, said, learn, visit.local_only, answered
             )
         except PeriluneError as error:
             self._telemetry.count("turns_lost")
@@ -285,7 +288,7 @@ class SessionService:
         if self._writing.get(key) is done:
             del self._writing[key]
 
-    async def _settled(self, tenant: str, session_ids: Sequence[str] | None) -> None:
+    async def settled(self, tenant: str, session_ids: Sequence[str] | None) -> None:
         """Wait for what is being stored of these sessions; None: of all of the tenant's."""
         tasks = [
             task

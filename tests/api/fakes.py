@@ -42,10 +42,12 @@ from perilune.engine.health import EngineHealth
 from perilune.engine.kv_tally import KVTally
 from perilune.engine.pressure import KVUse
 from perilune.errors import ModelNotFound, NotFound, TooLarge, Unauthenticated, UnsupportedDocument
+from perilune.memory.ratings import Ratings
 from perilune.runtime.kv.spec import TierSpec
 from perilune.service.archive import Archive
 from perilune.service.kv_health import as_json
 from perilune.service.ports import Caller, ModelCard
+from perilune.service.ratings import RatingService
 from perilune.service.sessions import SessionService
 from perilune.telemetry import Telemetry
 
@@ -222,11 +224,16 @@ class FakeService:
     backends: NoBackends = field(default_factory=NoBackends)
     responses: Archive = field(default_factory=lambda: Archive(None))
     conversations: SessionService = field(default_factory=no_sessions)
+    ratings: Ratings | None = None
     requests: list[Request] = field(default_factory=list)
     open: int = 0
     closed_at: list[float] = field(default_factory=list)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a pause begins: the phase a test wants to interrupt."""
+
+    @property
+    def feedback(self) -> RatingService:
+        return RatingService(self.ratings, self.conversations, Telemetry())
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         self.requests.append(request)

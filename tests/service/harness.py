@@ -38,6 +38,7 @@ from perilune.service.pool import Backends
 from perilune.service.ports import Caller, SessionStore
 from perilune.service.predictor import Predictor
 from perilune.service.rates import Rates
+from perilune.service.ratings import RatingService
 from perilune.service.routed import Routes
 from perilune.service.routing import Router, Target
 from perilune.service.service import Service
@@ -133,6 +134,7 @@ class Bench:
             backends,
             ledger,
             Archive(None),
+            RatingService(None, parts.sessions, telemetry),
             caches,
         )
         await self.service.start(warm_up=False)

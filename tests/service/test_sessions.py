@@ -15,14 +15,18 @@ from perilune.errors import NotFound
 from perilune.memory import audit
 from perilune.memory.indexer import Indexer
 from perilune.memory.memory import Memory
+from perilune.memory.paging import Part
+from perilune.memory.ratings import Chosen, NewRating, Ratings
 from perilune.memory.schema import ENTRIES, INDEX_WORK
 from perilune.memory.session_ids import session_owner
 from perilune.memory.sessions import Sessions
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
 from perilune.service.archive import Archive
+from perilune.service.ratings import RatingService
 from perilune.service.recall import choose_turns, recall_budget
 from perilune.service.retention import DAY_S, Retention
+from perilune.telemetry import Telemetry
 from tests.service.harness import Bench, running
 
 FACT = "My locker at the Brill station has the number 4471."
@@ -219,18 +223,21 @@ async def test_what_is_older_than_its_days_goes_and_the_audit_says_why(kept: Kep
     await bench.ask(FACT, session="old")
     await settle(kept, "old")
     kept.sessions.add("local", "new", [("user", "Hello.", now_s + 20 * DAY_S)])
-    retention = Retention(
-        bench.documents, bench.service.conversations, Archive(None), None, 10, now=lambda: now_s + 11 * DAY_S
-    )
-    assert await retention.sweep() == 1
+    ratings = Ratings(kept.store, kept.memory.marks, lambda: now_s)
+    ratings.put("local", NewRating("msg_0", "up"))
+    feedback = RatingService(ratings, bench.service.conversations, Telemetry())
+    services = (bench.documents, bench.service.conversations, Archive(None), feedback)
+    retention = Retention(*services, None, 10, now=lambda: now_s + 11 * DAY_S)
+    assert await retention.sweep() == 2
+    assert ratings.part("local", Chosen(), Part())[0] == []
     assert [each.session_id for each in kept.sessions.sessions("local", 9)] == ["new"]
     assert [(each.actor, each.action) for each in audit.read(kept.store, 9)] == [("retention", "session.delete")]
     assert await bench.documents.get("local", file_id)
     uploaded_s = (await bench.documents.get("local", file_id)).created_at
     late = uploaded_s + 31 * DAY_S
-    old = Retention(bench.documents, bench.service.conversations, Archive(None), 32, None, now=lambda: late)
+    old = Retention(*services, 32, None, now=lambda: late)
     assert await old.sweep() == 0
-    old = Retention(bench.documents, bench.service.conversations, Archive(None), 30, None, now=lambda: late)
+    old = Retention(*services, 30, None, now=lambda: late)
     assert await old.sweep() == 1
     assert await bench.documents.list("local") == []
 
