@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from tests.api.fakes import FakeService
 
 
 @pytest.fixture
-def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "dist"
     (folder / "assets").mkdir(parents=True)
     (folder / "index.html").write_text("<!doctype html><title>Perilune</title>")
@@ -26,7 +25,7 @@ def dist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "build.log").write_text("not for browsers")
     (tmp_path / "secret.html").write_text("outside")
     monkeypatch.setattr(web.WebPage.__init__, "__defaults__", (folder,))
-    yield folder
+    return folder
 
 
 async def test_the_page_needs_no_key_and_the_api_does(serve: Serve, dist: Path) -> None:
