@@ -344,12 +344,17 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """A kept conversation: how many turns, and when the first and the last were said."""
+    """A kept conversation: how many turns, when the first and the last were said (a fork: when it was made), what
+    it is called (None where nothing was said), and the turn of another session that it goes on from."""
 
     session_id: str
     turns: int
-    first_at: float | None
-    last_at: float | None
+    first_at: float
+    last_at: float
+    title: str | None = None
+    parent_id: str | None = None
+    parent_turn: int | None = None
+    local_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

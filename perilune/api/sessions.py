@@ -6,9 +6,9 @@ Knows the wire; what is kept is the service's. Every call sees its caller's tena
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +19,7 @@ from perilune.api.wire import json_response
 from perilune.core import Passage, SearchResult, SessionInfo, SessionTurn, Times
 from perilune.errors import InvalidRequest, NotFound
 from perilune.memory.session_ids import is_session_id
+from perilune.memory.session_rows import MAX_TITLE_CHARS, cursor_of
 from perilune.service.ports import ServiceApi
 
 MAX_LIMIT = 1_000
@@ -41,9 +42,23 @@ class WireSearch(Wire):
 
 
 class WireSession(Wire):
-    """The body of PATCH /v1/sessions/ID."""
+    """The body of PATCH /v1/sessions/ID: one of them, or both."""
 
-    local_only: bool
+    local_only: bool | None = None
+    title: Annotated[str, Field(max_length=MAX_TITLE_CHARS)] | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("give title, local_only or both")
+        return self
+
+
+class WireFork(Wire):
+    """The body of POST /v1/sessions/ID/fork."""
+
+    turn: int = Field(ge=0, le=_MAX_TURN)
+    id: SessionId | None = None
 
 
 class Sessions:
@@ -54,14 +69,17 @@ class Sessions:
         self._kept = service.conversations
 
     async def collection(self, request: Request) -> Response:
-        """GET: the sessions, the one with the newest turn first. `limit` bounds them."""
+        """GET: the sessions, the one with the newest turn first; `limit` of them, behind a `cursor`."""
         limit = number_of(request.query_params, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
-        found = await self._kept.sessions(caller_of(request.scope).tenant, limit + 1)
-        data = [session_dict(info) for info in found[:limit]]
-        return json_response({"object": "list", "data": data, "has_more": len(found) > limit})
+        cursor = request.query_params.get("cursor")
+        found = await self._kept.sessions(caller_of(request.scope).tenant, limit + 1, cursor)
+        shown, more = found[:limit], len(found) > limit
+        following = cursor_of(shown[-1]) if more else None
+        data = [session_dict(info) for info in shown]
+        return json_response({"object": "list", "data": data, "has_more": more, "next_cursor": following})
 
     async def item(self, request: Request) -> Response:
-        """GET reads, DELETE deletes, PATCH changes where its text may go."""
+        """GET reads, DELETE deletes, PATCH changes its title and where its text may go."""
         if request.method == "PATCH":
             return await self._patch(request)
         return await (self._delete(request) if request.method == "DELETE" else self._read(request))
@@ -75,8 +93,23 @@ class Sessions:
             wire = WireSession.model_validate(body)
         except ValidationError as error:
             raise wrong_field(error) from None
-        await self._kept.keep_here(caller.tenant, session_id, wire.local_only)
-        return json_response({"id": session_id, "object": "session", "local_only": wire.local_only})
+        if "title" in wire.model_fields_set:
+            await self._kept.set_title(caller.tenant, session_id, wire.title)
+        if wire.local_only is not None:
+            await self._kept.keep_here(caller.tenant, session_id, wire.local_only)
+        return json_response(session_dict(await self._kept.get(caller.tenant, session_id)))
+
+    async def fork(self, request: Request) -> Response:
+        """POST: a new session with the first turns of this one."""
+        caller = caller_of(request.scope)
+        require_writer(caller)
+        session_id = session_id_of(request)
+        body = parse_json_object(await read_body(request.scope, request.receive, _MAX_BODY_BYTES))
+        try:
+            wire = WireFork.model_validate(body)
+        except ValidationError as error:
+            raise wrong_field(error) from None
+        return json_response(session_dict(await self._kept.fork(caller.tenant, session_id, wire.turn, wire.id)))
 
     async def _read(self, request: Request) -> Response:
         tenant, session_id = caller_of(request.scope).tenant, session_id_of(request)
@@ -154,9 +187,13 @@ def session_dict(info: SessionInfo) -> dict[str, Any]:
     return {
         "id": info.session_id,
         "object": "session",
+        "title": info.title,
         "turns": info.turns,
         "created_at": info.first_at,
+        "updated_at": info.last_at,
         "last_at": info.last_at,
+        "local_only": info.local_only,
+        "parent": None if info.parent_id is None else {"session": info.parent_id, "turn": info.parent_turn},
     }
 
 

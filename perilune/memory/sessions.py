@@ -8,7 +8,7 @@ in SQL. Turns count from 1 here and from 0 in the rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -26,14 +26,14 @@ from perilune.core import (
     Times,
 )
 from perilune.errors import InvalidRequest, NotFound
-from perilune.memory import audit, entries, export, profile
+from perilune.memory import audit, entries, export, profile, session_rows
 from perilune.memory.facts import MAX_KEY_CHARS, MAX_VALUE_CHARS, normal_key
 from perilune.memory.keys import validate_tenant
 from perilune.memory.memory import Memory, Turn
 from perilune.memory.retrieve import Hit
-from perilune.memory.schema import ENTRIES
+from perilune.memory.schema import ENTRIES, SESSIONS
 from perilune.memory.scope import Scope
-from perilune.memory.session_ids import session_owner
+from perilune.memory.session_ids import SESSION_ID_FORM, is_session_id, session_owner
 from perilune.memory.store import Store
 
 _OF_SESSION = ENTRIES.c.page.is_(None)  # a passage of a file has a page
@@ -86,17 +86,30 @@ class Sessions:
         self._memory.locality.mark(tenant, session_id, local_only)
         self._memory.changed()
 
-    def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
-        """The tenant's sessions, the one with the newest turn first."""
-        last = sa.func.max(ENTRIES.c.at)
-        query = _infos(tenant).order_by(last.desc(), ENTRIES.c.source_id).limit(limit)
+    def sessions(self, tenant: str, limit: int, cursor: str | None = None) -> list[SessionInfo]:
+        """The tenant's sessions, the one with the newest turn first; behind a `cursor`, where one is given."""
         with self._store.read() as connection:
-            return [SessionInfo(*row) for row in connection.execute(query)]
+            return session_rows.part(connection, tenant, limit, cursor)
 
     def get(self, tenant: str, session_id: str) -> SessionInfo:
         """Raises `NotFound`, for another tenant's session too."""
         with self._store.read() as connection:
-            return _info(connection, tenant, session_id)
+            return session_rows.get(connection, tenant, session_id)
+
+    def set_title(self, tenant: str, session_id: str, title: str | None) -> None:
+        """See `session_rows.set_title`."""
+        with self._store.write() as connection:
+            session_rows.set_title(connection, tenant, session_id, title)
+
+    def fork(self, tenant: str, session_id: str, turn: int, new_id: str | None) -> str:
+        """See `session_rows.fork`. Raises `InvalidRequest` for a bad id, too."""
+        if new_id is not None and not is_session_id(new_id):
+            raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="id")
+        with self._store.write() as connection:
+            self._store.hold(connection, tenant, session_id)
+            made = session_rows.fork(connection, tenant, session_id, turn, new_id, self._clock())
+        self._memory.changed()
+        return made
 
     def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]:
         """Turns behind number `after`, in order. Raises `NotFound`."""
@@ -104,7 +117,7 @@ class Sessions:
         mine = (ENTRIES.c.tenant == tenant, ENTRIES.c.source_id == session_id, ENTRIES.c.number >= after)
         query = sa.select(*columns).where(*mine, _OF_SESSION).order_by(ENTRIES.c.number).limit(limit)
         with self._store.read() as connection:
-            _info(connection, tenant, session_id)
+            session_rows.get(connection, tenant, session_id)
             rows = connection.execute(query).all()
         return [SessionTurn(row.source_id, row.number + 1, row.speaker or "", row.text, row.at) for row in rows]
 
@@ -117,9 +130,9 @@ class Sessions:
         scope = Scope(tenant, sources=sources, since_s=times.since_s, until_s=times.until_s)
         found = self._memory.search(query, scope, limit)
         return SearchResult(
-            tuple(map(_shown, found.hits)),
+            _once(map(_shown, found.hits)),
             found.kind.value,
-            tuple(map(_shown, found.evidence)),
+            _once(map(_shown, found.evidence)),
             found.confidence if found.measured else None,
             found.doubtful,
             found.missing,
@@ -128,13 +141,14 @@ class Sessions:
     def expired(self, before_s: float) -> list[tuple[str, str]]:
         """(tenant, session) of every session whose last turn was said before that time."""
         with self._store.read() as connection:
-            return [(row.tenant, row.source_id) for row in connection.execute(_expired(before_s))]
+            return session_rows.expired(connection, before_s)
 
     def forget_tenant(self, tenant: str) -> list[str]:
         """Remove all that is kept of a tenant but its keys and the audit; returns its sessions' ids. Files'
         bytes are the library's."""
         with self._store.write() as connection:
-            ids = connection.execute(sa.select(_infos(tenant).subquery().c.source_id)).scalars().all()
+            mine = sa.select(SESSIONS.c.source_id).where(SESSIONS.c.tenant == tenant)
+            ids = connection.execute(mine).scalars().all()
             entries.remove_tenant(connection, tenant)
             audit.write(connection, self._clock(), "tenant.forget", tenant, tenant)
         self._memory.changed()
@@ -143,8 +157,9 @@ class Sessions:
     def delete(self, tenant: str, session_id: str) -> None:
         """Remove the session's turns, their vectors and what the index knows of them. Raises `NotFound`."""
         with self._store.write() as connection:
-            _info(connection, tenant, session_id)
+            session_rows.get(connection, tenant, session_id)
             entries.remove_source(connection, tenant, session_id)
+            session_rows.orphan(connection, tenant, session_id)
             audit.write(connection, self._clock(), "session.delete", tenant, session_owner(tenant, session_id))
         self._memory.changed()
 
@@ -211,23 +226,12 @@ class Sessions:
         return export.records(self._store, tenant)
 
 
-def _expired(before_s: float) -> sa.Select[Any]:
-    last = sa.func.max(ENTRIES.c.at)
-    query = sa.select(ENTRIES.c.tenant, ENTRIES.c.source_id).where(_OF_SESSION)
-    return query.group_by(ENTRIES.c.tenant, ENTRIES.c.source_id).having(last < before_s)
-
-
-def _infos(tenant: str) -> sa.Select[Any]:
-    columns = (sa.func.count(), sa.func.min(ENTRIES.c.at), sa.func.max(ENTRIES.c.at))
-    query = sa.select(ENTRIES.c.source_id, *columns).where(ENTRIES.c.tenant == tenant, _OF_SESSION)
-    return query.group_by(ENTRIES.c.source_id)
-
-
-def _info(connection: sa.Connection, tenant: str, session_id: str) -> SessionInfo:
-    row = connection.execute(_infos(tenant).where(ENTRIES.c.source_id == session_id)).first()
-    if row is None:
-        raise NotFound("There is no such session.", hint="GET /v1/sessions lists yours.", param="session")
-    return SessionInfo(*row)
+def _once(found: Iterable[SessionTurn | Passage]) -> tuple[SessionTurn | Passage, ...]:
+    """Without the copies of turns that forks have: who said the same at the same time said it once."""
+    kept: dict[object, SessionTurn | Passage] = {}
+    for each in found:
+        kept.setdefault((each.speaker, each.at, each.text) if isinstance(each, SessionTurn) else each, each)
+    return tuple(kept.values())
 
 
 def _shown(hit: Hit) -> SessionTurn | Passage:

@@ -163,9 +163,19 @@ class SessionService:
         await self.settled(tenant, [session_id])
         await asyncio.to_thread(self._store().keep_here, tenant, session_id, local_only)
 
-    async def sessions(self, tenant: str, limit: int) -> list[SessionInfo]:
+    async def sessions(self, tenant: str, limit: int, cursor: str | None = None) -> list[SessionInfo]:
         await self.settled(tenant, None)
-        return await asyncio.to_thread(self._store().sessions, tenant, limit)
+        return await asyncio.to_thread(self._store().sessions, tenant, limit, cursor)
+
+    async def set_title(self, tenant: str, session_id: str, title: str | None) -> None:
+        await self.settled(tenant, [session_id])
+        await asyncio.to_thread(self._store().set_title, tenant, session_id, title)
+
+    async def fork(self, tenant: str, session_id: str, turn: int, new_id: str | None) -> SessionInfo:
+        """A new session with the turns up to number `turn` of another."""
+        await self.settled(tenant, [session_id])
+        made = await asyncio.to_thread(self._store().fork, tenant, session_id, turn, new_id)
+        return await asyncio.to_thread(self._store().get, tenant, made)
 
     async def get(self, tenant: str, session_id: str) -> SessionInfo:
         await self.settled(tenant, [session_id])

@@ -57,6 +57,8 @@ async def test_list_read_search_delete(serve: Serve, service: FakeService, dropp
     async with serve(service) as server:
         listed = await (await server.http.get("/v1/sessions", **as_("a"))).json()
         newest = {"id": NAME, "object": "session", "turns": 2, "created_at": 100.0, "last_at": 101.5}
+        newest |= {"title": "My locker has the number 4471.", "updated_at": 101.5}
+        newest |= {"local_only": False, "parent": None}
         assert [each["id"] for each in listed["data"]] == [NAME, "older"]
         assert listed["data"][0] == newest
         assert (await (await server.http.get("/v1/sessions?limit=1", **as_("a"))).json())["has_more"]
@@ -99,6 +101,35 @@ async def test_search_within_times(
         body = {"query": "rain", "since": "yesterday"}
         refused = await server.http.post("/v1/memory/search", json=body, **as_("a"))
         assert (refused.status, (await refused.json())["error"]["param"]) == (400, "since")
+
+
+async def test_title_pages_and_forks(serve: Serve, service: FakeService) -> None:
+    async with serve(service) as server:
+        first = await (await server.http.get("/v1/sessions?limit=1", **as_("r"))).json()
+        rest = await (await server.http.get(f"/v1/sessions?cursor={first['next_cursor']}", **as_("r"))).json()
+        assert [each["id"] for each in (*first["data"], *rest["data"])] == [NAME, "older"]
+        assert (rest["has_more"], rest["next_cursor"]) == (False, None)
+        assert (await server.http.get("/v1/sessions?cursor=!", **as_("r"))).status == 400
+        assert (await server.http.patch(PATH, json={"title": "x"}, **as_("r"))).status == 403
+        named = await (await server.http.patch(PATH, json={"title": "Trip 2"}, **as_("a"))).json()
+        assert (named["title"], named["local_only"]) == ("Trip 2", False)
+        assert (await server.http.patch(PATH, json={}, **as_("a"))).status == 400
+        assert (await server.http.patch(PATH, json={"title": "a\nb"}, **as_("a"))).status == 400
+        assert (await server.http.patch(PATH, json={"title": "x"}, **as_("b"))).status == 404
+        assert (await server.http.post(f"{PATH}/fork", json={"turn": 1}, **as_("r"))).status == 403
+        assert (await server.http.post(f"{PATH}/fork", json={"turn": 1}, **as_("b"))).status == 404
+        assert (await server.http.post(f"{PATH}/fork", json={"turn": 3}, **as_("a"))).status == 400
+        made = await (await server.http.post(f"{PATH}/fork", json={"turn": 1}, **as_("a"))).json()
+        assert (made["parent"], made["turns"], made["title"]) == ({"session": NAME, "turn": 1}, 1, "Trip 2")
+        shown = await (await server.http.get(f"/v1/sessions/{made['id']}", **as_("a"))).json()
+        assert [turn["text"] for turn in shown["data"]] == ["My locker has the number 4471."]
+        taken = await server.http.post(f"{PATH}/fork", json={"turn": 0, "id": "older"}, **as_("a"))
+        assert taken.status == 409
+        empty = await (await server.http.post("/v1/sessions/older/fork", json={"turn": 0}, **as_("a"))).json()
+        assert (empty["turns"], empty["title"]) == (0, None)
+        assert (await server.http.delete(PATH, **as_("a"))).status == 200
+        left = await (await server.http.get(f"/v1/sessions/{made['id']}", **as_("a"))).json()
+        assert (left["parent"], len(left["data"])) == (None, 1)
 
 
 async def test_a_count_gives_its_set(serve: Serve, service: FakeService) -> None:
