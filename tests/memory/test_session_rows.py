@@ -106,8 +106,6 @@ def test_a_fork_has_everything_of_its_own(sessions: Sessions, memory: Memory) ->
     sessions.add("acme", forked, [("user", "Something new.", 6_000.0)])
     assert sessions.get("acme", "s").turns == TURNS
     assert counted(memory) == (TURNS + 35, TURNS + 35)
-    found = memory.retriever
-    assert found is not None
     hits = sessions.search("acme", [forked], "locker number", 3).hits
     assert (hits[0].session_id, hits[0].turn) == (forked, 5)  # type: ignore[union-attr]
 
