@@ -1,5 +1,5 @@
 # Works in .venv and needs only python3 (with venv), gcc and make. A second run is instant.
-.PHONY: setup llamacpp demo test check format soak clean
+.PHONY: setup llamacpp web demo test check format soak clean
 
 VENV   := .venv
 PYTHON := $(VENV)/bin/python
@@ -18,6 +18,12 @@ $(STAMP): pyproject.toml constraints.txt perilune/kernels/build.py $(wildcard pe
 # The other model runtime (docs/mri.md). Built without OpenMP: a process bears one such runtime, and torch has it.
 llamacpp: setup
 	CMAKE_ARGS="-DGGML_OPENMP=OFF -DLLAVA_BUILD=OFF" $(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[llamacpp]'
+
+# The chat page: web/ becomes perilune/web/dist, which is committed, so that nobody needs Node to run it. Node comes with the
+# dev extras.
+web: setup
+	cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
+	cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent check && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent build
 
 test: setup
 	$(PYTHON) -m pytest -m 'not soak'

@@ -1,0 +1,1 @@
+"use strict";(()=>{var s="perilune.";function e(t,l="local"){try{return a(l).getItem(s+t)}catch{return null}}function a(t){return t==="local"?localStorage:sessionStorage}var r=document.documentElement,o=e("theme");(o==="light"||o==="dark")&&(r.dataset.theme=o);var n=e("language");(n==="en"||n==="zh")&&(r.lang=n);})();

@@ -1,0 +1,110 @@
+/** An answer: its text as it comes, what goes on meanwhile, where it is from, and what can be done with it. */
+import { useMemo } from "preact/hooks";
+import type { Citation } from "../api/types";
+import { Button, Failure, HiddenText, IconButton, Notice } from "../design/controls";
+import { Copy } from "../design/Copy";
+import { blocksOf } from "../markdown/parse";
+import { Markdown } from "../markdown/Markdown";
+import { answerAnew, ask, branchAt } from "../state/actions";
+import { attempt } from "../state/attempt";
+import type { Entry, Live } from "../state/entry";
+import type { Origin } from "../state/panel";
+import type { Thread } from "../state/thread";
+import { t } from "../text";
+import { AnswerCard } from "./AnswerCard";
+import { Citations } from "./Citations";
+import { FeedbackButtons } from "./FeedbackButtons";
+import { Progress } from "./Progress";
+import { VersionSwitch } from "./VersionSwitch";
+import styles from "./conversation.module.css";
+
+interface Props {
+  entry: Entry;
+  question: Entry | null;
+  thread: Thread;
+  isLast: boolean;
+}
+
+export function Answer({ entry, question, thread, isLast }: Props) {
+  const live = entry.live.value;
+  const origin: Origin = { question: question?.text.value ?? "", answerId: entry.answerId.value, session: thread.session };
+  return (
+    <article class={styles["answer"]} aria-busy={live !== null}>
+      <HiddenText>{t("perilune.said")}</HiddenText>
+      {live ? <Growing live={live} origin={origin} /> : <Complete entry={entry} question={question} thread={thread} origin={origin} isLast={isLast} />}
+    </article>
+  );
+}
+
+function Growing({ live, origin }: { live: Live; origin: Origin }) {
+  void live.frame.value; // text came
+  return (
+    <>
+      <Markdown settled={live.blocks.settled} last={live.blocks.last} />
+      <Progress live={live} />
+      {live.citations.value.length > 0 && <Citations citations={live.citations.value} origin={origin} />}
+    </>
+  );
+}
+
+function Complete({ entry, question, thread, origin, isLast }: Props & { origin: Origin }) {
+  const text = entry.text.value;
+  const blocks = useMemo(() => blocksOf(text), [text]);
+  const report = entry.report.value;
+  const citations: readonly Citation[] = report?.citations ?? [];
+  return (
+    <>
+      <Markdown settled={blocks} last="" />
+      <Ending entry={entry} question={question} thread={thread} isLast={isLast} />
+      {citations.length > 0 && <Citations citations={citations} origin={origin} />}
+      {report?.plan && <AnswerCard report={report} usage={entry.usage.value} />}
+      <Tools entry={entry} question={question} thread={thread} />
+    </>
+  );
+}
+
+/** Where an answer ended otherwise than by itself: why, and how to go on. */
+function Ending({ entry, question, thread, isLast }: Props) {
+  const failure = entry.failure.value;
+  const again = question && <Button onClick={() => void attempt(() => answerAnew(thread, question))}>{t("ask.again")}</Button>;
+  if (failure !== null) return <Failure error={failure} {...(question ? { onRetry: () => void attempt(() => answerAnew(thread, question)) } : {})} />;
+  const goOn = isLast && entry.turn.value !== null && (
+    <Button onClick={() => ask(thread, { text: t("continue.text"), files: [] })}>{t("continue")}</Button>
+  );
+  switch (entry.finish.value) {
+    case "length":
+      return <Notice actions={goOn}>{t("ended.length")}</Notice>;
+    case "cancelled":
+      return (
+        <Notice actions={<>{again}{entry.text.value && goOn}</>}>
+          {entry.turn.value === null ? t("ended.stopped.unkept") : t("ended.stopped")}
+        </Notice>
+      );
+    case "error":
+      return (
+        <Notice tone="warn" actions={<>{again}{entry.text.value && goOn}</>}>
+          {t("ended.broken")}
+        </Notice>
+      );
+    default:
+      return null;
+  }
+}
+
+function Tools({ entry, question, thread }: Omit<Props, "isLast">) {
+  const busy = thread.answering.value;
+  const turn = entry.turn.value;
+  return (
+    <div class={styles["tools"]}>
+      {turn !== null && <VersionSwitch thread={thread} turn={turn - 1} changed="answer" />}
+      <Copy text={() => entry.text.value} label={t("copy.answer")} />
+      {question && (
+        <IconButton icon="again" label={t("regenerate")} size={16} disabled={busy} onClick={() => void attempt(() => answerAnew(thread, question))} />
+      )}
+      {turn !== null && (
+        <IconButton icon="branch" label={t("branch")} size={16} disabled={busy} onClick={() => void attempt(() => branchAt(thread, turn))} />
+      )}
+      {entry.answerId.value !== null && <FeedbackButtons answerId={entry.answerId.value} thread={thread} />}
+    </div>
+  );
+}

@@ -1,0 +1,92 @@
+/** Documents by id, kept up to date while the server reads them; and the ones being attached in the composer. */
+import { signal, type Signal } from "@preact/signals";
+import { isGone, readFile, upload } from "../api/files";
+import type { FileObject } from "../api/types";
+
+export type Known = { state: "loading" } | { state: "known"; file: FileObject } | { state: "gone" };
+
+const POLL_MS = 700;
+const documents = new Map<string, Signal<Known>>();
+
+/** A document as it is now. Asked for once, then again while it is being read. */
+export function documentOf(id: string): Signal<Known> {
+  let known = documents.get(id);
+  if (!known) {
+    known = signal<Known>({ state: "loading" });
+    documents.set(id, known);
+    void watch(id, known);
+  }
+  return known;
+}
+
+function note(file: FileObject): void {
+  const known = documents.get(file.id);
+  if (known) known.value = { state: "known", file };
+  else {
+    const fresh = signal<Known>({ state: "known", file });
+    documents.set(file.id, fresh);
+    void watch(file.id, fresh);
+  }
+}
+
+async function watch(id: string, known: Signal<Known>): Promise<void> {
+  for (;;) {
+    const now = known.peek();
+    if (now.state === "gone" || (now.state === "known" && now.file.status !== "uploaded")) return;
+    try {
+      known.value = { state: "known", file: await readFile(id) };
+    } catch (error) {
+      if (isGone(error)) known.value = { state: "gone" };
+      // else unreachable or refused for now: asked again below
+    }
+    await new Promise((resolve) => setTimeout(resolve, document.hidden ? 5 * POLL_MS : POLL_MS));
+  }
+}
+
+export class Attachment {
+  readonly sent = signal(0);
+  readonly id = signal<string | null>(null);
+  readonly failure = signal<unknown>(null);
+  private readonly leaving = new AbortController();
+
+  constructor(
+    readonly name: string,
+    file: File | null,
+    id: string | null = null,
+  ) {
+    this.id.value = id;
+    if (file) void this.send(file);
+  }
+
+  cancel(): void {
+    this.leaving.abort();
+  }
+
+  private async send(file: File): Promise<void> {
+    try {
+      const stored = await upload(file, (share) => (this.sent.value = share), this.leaving.signal);
+      note(stored);
+      this.id.value = stored.id;
+    } catch (error) {
+      if (!this.leaving.signal.aborted) this.failure.value = error;
+    }
+  }
+}
+
+export const attachments = signal<readonly Attachment[]>([]);
+
+export function attach(files: Iterable<File>): void {
+  attachments.value = [...attachments.value, ...Array.from(files, (file) => new Attachment(file.name, file))];
+}
+
+/** Attach a document that the server has already. */
+export function attachKnown(id: string, name: string): void {
+  if (!attachments.value.some((each) => each.id.value === id)) {
+    attachments.value = [...attachments.value, new Attachment(name, null, id)];
+  }
+}
+
+export function detach(attachment: Attachment): void {
+  attachment.cancel();
+  attachments.value = attachments.value.filter((each) => each !== attachment);
+}

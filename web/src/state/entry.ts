@@ -1,0 +1,74 @@
+/** One turn as the page holds it: kept on the server, or on its way. */
+import { signal } from "@preact/signals";
+import type { Planned, Stage } from "../api/answers";
+import type { Citation, FinishReason, Report, Turn, Usage } from "../api/types";
+import { Blocks } from "../markdown/parse";
+
+/** An answer that is being made. `frame` changes at most once per frame of the screen, whatever came meanwhile. */
+export class Live {
+  readonly startedAt = performance.now();
+  readonly id = signal<string | null>(null);
+  readonly stage = signal<Stage | "connecting">("connecting");
+  readonly planned = signal<Planned | null>(null);
+  readonly progress = signal<{ processed: number; total: number; eta_s: number; toldAt: number } | null>(null);
+  readonly citations = signal<readonly Citation[]>([]);
+  readonly connection = signal<"open" | "lost" | "again">("open");
+  readonly firstText_s = signal<number | null>(null);
+  readonly frame = signal(0);
+  readonly blocks = new Blocks();
+  heardAt = performance.now();
+  private scheduled = false;
+
+  addText(text: string): void {
+    if (this.firstText_s.value === null) this.firstText_s.value = (performance.now() - this.startedAt) / 1000;
+    this.blocks.add(text);
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      this.scheduled = false;
+      this.frame.value++;
+    });
+  }
+
+  get text(): string {
+    return this.blocks.settled.join("") + this.blocks.last;
+  }
+}
+
+export class Entry {
+  readonly turn = signal<number | null>(null);
+  readonly text = signal("");
+  readonly files = signal<readonly string[]>([]);
+  readonly at = signal(Date.now() / 1000);
+  readonly report = signal<Report | null>(null);
+  readonly usage = signal<Usage | null>(null);
+  readonly finish = signal<FinishReason | null>(null);
+  readonly answerId = signal<string | null>(null);
+  readonly failure = signal<unknown>(null);
+  readonly live = signal<Live | null>(null);
+
+  constructor(
+    readonly key: string,
+    readonly speaker: "user" | "assistant",
+  ) {}
+
+  /** What the server keeps of it is what counts. */
+  adopt(turn: Turn): void {
+    this.turn.value = turn.turn;
+    this.at.value = turn.at;
+    this.text.value = turn.text;
+    if (turn.files) this.files.value = turn.files;
+    if (turn.answer) {
+      this.report.value = turn.answer;
+      this.answerId.value = turn.answer.id;
+      this.finish.value = turn.answer.finish_reason;
+      this.usage.value = turn.answer.usage ?? this.usage.value;
+    }
+  }
+}
+
+export function keptEntry(turn: Turn): Entry {
+  const entry = new Entry(`turn-${turn.turn}`, turn.speaker);
+  entry.adopt(turn);
+  return entry;
+}
