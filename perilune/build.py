@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from perilune.memory.sessions import Sessions
     from perilune.memory.store import Store
     from perilune.memory.usage import UsageStore
+    from perilune.memory.vector_stores import VectorStores
     from perilune.ops.metrics import PrometheusSink
     from perilune.runtime.hub.pull import ModelFiles
     from perilune.runtime.kv.disk import DiskKVStore
@@ -238,6 +239,7 @@ def _wire(
     from perilune.memory.responses import ResponseStore
     from perilune.memory.sessions import Sessions
     from perilune.memory.usage import UsageStore
+    from perilune.memory.vector_stores import VectorStores
     from perilune.service.predictor import Predictor
 
     spec = loaded.runtime.kv_spec
@@ -280,6 +282,7 @@ def _wire(
         kept,
         answers,
         ratings,
+        VectorStores(store),
         predictor,
         engine,
         model,
@@ -303,6 +306,7 @@ def _service(
     kept: Sessions | None,
     answers: ResponseStore | None,
     ratings: Ratings | None,
+    sets: VectorStores,
     predictor: Predictor,
     engine: EngineLoop,
     model: ServedModel,
@@ -324,6 +328,7 @@ def _service(
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
     from perilune.service.tools.formats import format_of
+    from perilune.service.vector_stores import VectorStoreService
 
     backend = LocalBackend(engine)
     notation = format_of(loaded.chat_template.source if loaded.chat_template is not None else "")
@@ -382,10 +387,22 @@ def _service(
     admission, view = Admission(places, telemetry), KVHealth(engine, settings)
     keep = (settings.documents.keep_days, settings.memory.keep_days)
     archive, feedback = Archive(answers), RatingService(ratings, parts.sessions, telemetry)
+    stores_of_files = VectorStoreService(sets, library)
     retention = Retention(documents, parts.sessions, archive, feedback, *keep) if kept is not None else None
     authenticate, known = _authenticator(keys)
     return Service(
-        parts, admission, authenticate, view, backends, ledger, archive, feedback, caches, known, retention
+        parts,
+        admission,
+        authenticate,
+        view,
+        backends,
+        ledger,
+        archive,
+        feedback,
+        stores_of_files,
+        caches,
+        known,
+        retention,
     )
 
 

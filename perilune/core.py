@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Literal
 
 BLOCK_TOKENS = 32
 """Tokens in one physical KV block: the unit of allocation, hashing and tier moves."""
@@ -377,6 +378,44 @@ class Feedback:
     question: str
     source_id: str
     at: float
+
+
+AttributeValue = str | float | bool
+"""What may be noted of a file in a vector store."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeComparison:
+    """One attribute against a value, as OpenAI's filters have it; `in` and `nin` take a tuple."""
+
+    key: str
+    type: Literal["eq", "ne", "gt", "gte", "lt", "lte", "in", "nin"]
+    value: AttributeValue | tuple[AttributeValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeCombination:
+    """Filters of which all must hold, or one."""
+
+    type: Literal["and", "or"]
+    filters: tuple[AttributeFilter, ...]
+
+
+AttributeFilter = AttributeComparison | AttributeCombination
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHit:
+    """A passage that a search of vector stores found. `score` is from 0 to 1; the place is that of a `Passage`."""
+
+    file_id: str
+    filename: str
+    attributes: Mapping[str, AttributeValue]
+    score: float
+    page: int
+    start: int
+    end: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ from perilune.api.ratings import RatingRoutes
 from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
+from perilune.api.vector_stores import VectorStoreRoutes
 from perilune.api.web import WebPage
 from perilune.api.wire import json_response
 from perilune.config import Settings
@@ -138,6 +139,7 @@ def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
         Route("/v1/sessions/{session_id:path}/fork", sessions.fork, methods=["POST"]),
         Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),
         Route("/v1/memory", sessions.everything, methods=["DELETE"]),
+        *VectorStoreRoutes(service).routes(),
         Route("/v1/feedback", ratings.collection, methods=["GET", "POST"]),
         Route("/v1/feedback/export", ratings.export),
         Route("/v1/feedback/{feedback_id}", ratings.item, methods=["GET", "DELETE"]),

@@ -25,6 +25,7 @@ Action = Literal[
     "file.delete",
     "session.delete",
     "response.delete",
+    "vector_store.delete",
     "profile.erase",
     "tenant.forget",
 ]

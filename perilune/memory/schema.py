@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0012"
+HEAD = "0014"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -336,4 +336,48 @@ RATINGS = Table(  # what people think of answers; no text of the answers (memory
     Column("span_end", BigInteger),
     UniqueConstraint("tenant", "answer_id"),
     Index(None, "tenant", "created_at"),
+)
+
+VECTOR_STORES = Table(  # named sets of files that are searched together (memory/vector_stores.py)
+    "vector_stores",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("description", Text),
+    Column("created_at", Float, nullable=False),
+    Column("last_active_at", Float, nullable=False),
+    Column("expires_days", Integer),  # since it was last active
+    Column("metadata", Text, nullable=False),  # JSON
+    Index(None, "tenant", "created_at"),
+)
+
+
+def _of_store(primary_key: bool) -> Column[str]:
+    reference = ForeignKey("vector_stores.id", ondelete="CASCADE")
+    return Column("store_id", String(32), reference, primary_key=primary_key, nullable=False)
+
+
+STORE_BATCHES = Table(  # files that were put into a store together
+    "store_batches",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    _of_store(primary_key=False),
+    Column("created_at", Float, nullable=False),
+    Column("cancelled", Boolean, nullable=False),
+)
+
+STORE_FILES = Table(
+    "store_files",
+    METADATA,
+    _of_store(primary_key=True),
+    _of_file(),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("batch_id", String(32)),
+    Column("cancelled", Boolean, nullable=False),  # its batch was, before it was read
+    Column("attributes", Text, nullable=False),  # JSON
+    Index(None, "file_id"),
+    Index(None, "batch_id"),
 )

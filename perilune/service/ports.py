@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from perilune.core import (
     ANY_TIME,
+    AttributeFilter,
     CachedTokens,
     EngineEvent,
     EngineStats,
@@ -30,12 +31,16 @@ from perilune.core import (
     SessionInfo,
     SessionTurn,
     Span,
+    StoreHit,
     SummarySentence,
     Times,
 )
 from perilune.memory.paging import Part
 from perilune.memory.ratings import Chosen, NewRating, RatedAnswer, Rating
 from perilune.memory.responses import KeptResponse
+from perilune.memory.vector_stores import VectorStores
+
+T = TypeVar("T")
 
 
 class Engine(Protocol):
@@ -390,6 +395,26 @@ class Feedbacks(Protocol):
         ...
 
 
+class VectorStoresApi(Protocol):
+    """Named sets of files that are searched together. Another tenant's are `NotFound`."""
+
+    async def run(self, work: Callable[[VectorStores], T]) -> T:
+        """`work` in a thread: rows of stores, files and batches."""
+        ...
+
+    async def search(
+        self,
+        tenant: str,
+        store_ids: Sequence[str],
+        queries: Sequence[str],
+        wanted: AttributeFilter | None,
+        limit: int,
+        min_score: float = 0.0,
+    ) -> list[StoreHit]:
+        """The best passages of the stores' files, best first."""
+        ...
+
+
 class KVView(Protocol):
     """KV and attention of the engine, for whoever runs the server. May be called from any thread."""
 
@@ -428,6 +453,9 @@ class ServiceApi(Protocol):
 
     @property
     def feedback(self) -> Feedbacks: ...
+
+    @property
+    def vector_stores(self) -> VectorStoresApi: ...
 
     @property
     def kv(self) -> KVView: ...

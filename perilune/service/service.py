@@ -39,6 +39,7 @@ from perilune.service.retention import Retention
 from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
 from perilune.service.sessions import SessionService
 from perilune.service.tools.stream import ToolStream, prepared
+from perilune.service.vector_stores import VectorStoreService
 
 CALIBRATION_TOKENS = 384
 WARM_UP_TOKENS = 33
@@ -59,6 +60,7 @@ class Service:
         ledger: Ledger,
         responses: Archive,
         feedback: RatingService,
+        vector_stores: VectorStoreService,
         caches: AnswerCaches,
         known: Callable[[str | None], Caller | None] = lambda key: None,
         retention: Retention | None = None,
@@ -70,6 +72,7 @@ class Service:
         self._backends = backends
         self._responses = responses
         self._feedback = feedback
+        self._vector_stores = vector_stores
         self._caches = caches
         self._kv = kv
         self._admission = admission
@@ -91,6 +94,10 @@ class Service:
     @property
     def feedback(self) -> RatingService:
         return self._feedback
+
+    @property
+    def vector_stores(self) -> VectorStoreService:
+        return self._vector_stores
 
     @property
     def kv(self) -> KVView:

@@ -49,6 +49,7 @@ from perilune.service.kv_health import as_json
 from perilune.service.ports import Caller, ModelCard
 from perilune.service.ratings import RatingService
 from perilune.service.sessions import SessionService
+from perilune.service.vector_stores import VectorStoreService
 from perilune.telemetry import Telemetry
 
 MODEL = "fake-model"
@@ -225,6 +226,7 @@ class FakeService:
     responses: Archive = field(default_factory=lambda: Archive(None))
     conversations: SessionService = field(default_factory=no_sessions)
     ratings: Ratings | None = None
+    vector_stores: VectorStoreService = field(default_factory=lambda: VectorStoreService(None, None))
     requests: list[Request] = field(default_factory=list)
     open: int = 0
     closed_at: list[float] = field(default_factory=list)

@@ -24,6 +24,7 @@ from perilune.core import (
     TextPart,
 )
 from perilune.errors import InvalidRequest
+from perilune.memory.vector_stores import VectorStores
 from perilune.service.admission import Admission
 from perilune.service.answer import Limits, Parts
 from perilune.service.archive import Archive
@@ -44,6 +45,7 @@ from perilune.service.routing import Router, Target
 from perilune.service.service import Service
 from perilune.service.sessions import SessionService
 from perilune.service.tools.formats import Hermes
+from perilune.service.vector_stores import VectorStoreService
 from perilune.telemetry import Telemetry
 from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, NoUsage, Template, upload_bytes
 
@@ -68,6 +70,7 @@ class Bench:
     limit: int = 8
     timeout_s: float = 30.0
     kept: SessionStore | None = None
+    stores: VectorStores | None = None
     language: Callable[[str], str | None] = lambda text: "en"
     targets: list[Target] = field(default_factory=list)
     fallbacks: tuple[tuple[str, ...], ...] = ()
@@ -135,6 +138,7 @@ class Bench:
             ledger,
             Archive(None),
             RatingService(None, parts.sessions, telemetry),
+            VectorStoreService(self.stores, self.library),
             caches,
         )
         await self.service.start(warm_up=False)
