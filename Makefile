@@ -26,7 +26,7 @@ web: setup
 	cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent check && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent build
 
 test: setup
-	$(PYTHON) -m pytest -m 'not soak'
+	$(PYTHON) -m pytest -m 'not soak' --numprocesses 2 --dist loadfile
 
 check: setup
 	$(VENV)/bin/ruff format --check .

@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from perilune.runtime.hub.pull import pull
 from perilune.runtime.tokenizer_gguf import convert_tokenizer
+
+
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def models_home() -> Path:

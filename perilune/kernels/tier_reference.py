@@ -158,7 +158,7 @@ def _directions(k: torch.Tensor) -> torch.Tensor:
     inverse = torch.where(square > 0, square.sqrt().reciprocal(), torch.zeros_like(square)).float()
     unit = centred * inverse
     peak = unit.abs().amax((1, 2), keepdim=True)
-    return (unit * torch.where(peak > 0, 127 / peak, torch.zeros_like(peak))).round()
+    return (unit * torch.where(peak > 0, _full_scale(peak), torch.zeros_like(peak))).round()
 
 
 def _assign(points: torch.Tensor, centroids: torch.Tensor) -> torch.Tensor:
@@ -173,8 +173,13 @@ def _centroids(points: torch.Tensor, assigned: torch.Tensor, before: torch.Tenso
     filled = square > 0
     unit = sums * torch.where(filled, square, torch.ones_like(square)).sqrt().reciprocal()
     peak = unit.abs().amax((1, 2), keepdim=True)
-    scaled = unit * (127 / torch.where(peak > 0, peak, torch.ones_like(peak)))
+    scaled = unit * _full_scale(torch.where(peak > 0, peak, torch.ones_like(peak)))
     return torch.where(filled, scaled.round().float(), before)
+
+
+def _full_scale(peak: torch.Tensor) -> torch.Tensor:
+    """127 / peak, rounded once: `127 / peak` itself is torch's reciprocal times 127, which breaks ties otherwise."""
+    return torch.full_like(peak, 127) / peak
 
 
 def _chain(centroids: torch.Tensor, assigned: torch.Tensor) -> torch.Tensor:

@@ -104,6 +104,17 @@ def codes(engine: EngineLoop, settings: Settings = SETTINGS) -> dict[str, str]:
     return {finding.code: finding.setting for finding in diagnose(engine.health(), settings)}
 
 
+def found(kept: Kept, engine: EngineLoop) -> dict[str, str]:
+    """What is found within four rounds of questions: a busy neighbour can shift one round's shares of the time."""
+    for _ in range(4):
+        engine.debug_attention(False)
+        engine.debug_attention(True)
+        kept.ask(engine)
+        if told := codes(engine):
+            return told
+    return {}
+
+
 def test_a_sound_engine_has_no_finding_and_its_figures_add_up(kept: Kept) -> None:
     with kept.engine(AttentionPolicy(), debug=False) as engine:
         plain = kept.ask(engine, 2)
@@ -134,15 +145,13 @@ def test_a_sound_engine_has_no_finding_and_its_figures_add_up(kept: Kept) -> Non
 
 def test_a_huge_window_is_named(kept: Kept) -> None:
     with kept.engine(AttentionPolicy(window_tokens=8192)) as engine:
-        kept.ask(engine)
-        assert codes(engine) == {"local_attention": "attention.window_size"}
+        assert found(kept, engine) == {"local_attention": "attention.window_size"}
 
 
 def test_a_huge_budget_is_named(kept: Kept) -> None:
     units = 4 * SEGMENT_UNITS
     with kept.engine(AttentionPolicy(window_tokens=64, min_units=units, max_units=units)) as engine:
-        kept.ask(engine)
-        assert codes(engine) == {"sparse_budget": "attention.sparse_topk"}
+        assert found(kept, engine) == {"sparse_budget": "attention.sparse_topk"}
 
 
 def test_an_index_of_other_segments_is_named(kept: Kept) -> None:
@@ -154,10 +163,7 @@ def test_an_index_of_other_segments_is_named(kept: Kept) -> None:
         assert tiers is not None
         summaries = tiers.pool.summaries.view(tiers.pool.num_slots, -1)
         summaries.copy_(summaries.roll(7 * tiers.pool.layout.summary_bytes, 1))
-        engine.debug_attention(False)
-        engine.debug_attention(True)
-        kept.ask(engine)
-        assert codes(engine) == {"sparse_index": "kv_cache.policy"}
+        assert found(kept, engine) == {"sparse_index": "kv_cache.policy"}
 
 
 def test_a_fault_of_the_debug_ends_nobodys_answer(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

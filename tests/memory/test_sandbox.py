@@ -77,7 +77,7 @@ def test_misbehaving_parser_becomes_an_error_record(
     assert record.status is FileStatus.ERROR
     assert record.error is not None
     assert says in record.error
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 120  # niced: beside a busy neighbour a second of computing takes long
     assert library.get_file("local", record.file_id) == record
     # What was parsed before stays searchable, and a good parser finishes the job later.
     assert library.search("local", [record.file_id], "page fine", 5)
