@@ -11,7 +11,6 @@ from hypothesis import settings
 from perilune.runtime.hub.pull import pull
 from perilune.runtime.tokenizer_gguf import convert_tokenizer
 
-
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -178,7 +178,7 @@ def _centroids(points: torch.Tensor, assigned: torch.Tensor, before: torch.Tenso
 
 
 def _full_scale(peak: torch.Tensor) -> torch.Tensor:
-    """127 / peak, rounded once: `127 / peak` itself is torch's reciprocal times 127, which breaks ties otherwise."""
+    """127 / peak, rounded once: `127 / peak` alone is torch's reciprocal times 127, which breaks ties otherwise."""
     return torch.full_like(peak, 127) / peak
 
 
