@@ -274,6 +274,16 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class PageView:
+    """A page as it is shown: of which file, of how many pages that are read so far, and whether it can be drawn."""
+
+    page: Page
+    filename: str
+    pages: int
+    drawable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Passage:
     """A retrieved piece: characters `start`:`end` of the document's whole text, all on `page`."""
 

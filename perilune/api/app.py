@@ -135,6 +135,8 @@ def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
         Route("/v1/files", files.collection, methods=["GET", "POST"]),
         Route("/v1/files/{file_id}", files.item, methods=["GET", "DELETE"]),
         Route("/v1/files/{file_id}/content", files.content),
+        Route("/v1/files/{file_id}/pages/{page}", files.page),
+        Route("/v1/files/{file_id}/pages/{page}/image", files.page_image),
         Route("/v1/sessions", sessions.collection),
         Route("/v1/sessions/{session_id:path}/fork", sessions.fork, methods=["POST"]),
         Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),

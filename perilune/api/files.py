@@ -20,13 +20,15 @@ from perilune.api.auth import caller_of, require_writer
 from perilune.api.limits import number_of
 from perilune.api.upload import received
 from perilune.api.wire import json_response
-from perilune.core import FileRecord, FileStatus
+from perilune.core import FileRecord, FileStatus, PageView
 from perilune.errors import InvalidRequest, NotFound
 from perilune.service.ports import ServiceApi
 
 PURPOSES = ("user_data", "assistants", "file-extract")
 MAX_LIMIT = 10_000
 BLOCK_BYTES = 1024**2
+MIN_WIDTH, DEFAULT_WIDTH, MAX_WIDTH = 100, 1_000, 2_000
+_PAGE = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _FILE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _WIRE_STATUS = {
     FileStatus.UPLOADED: "uploaded",
@@ -116,7 +118,7 @@ class Files:
             raise InvalidRequest("Wrong value for format.", hint="Use raw or text.", param="format")
         if form == "text":
             text = await self._documents.text(tenant, file_id)
-            return Response(text, media_type="text/plain")
+            return Response(text, media_type="text/plain", headers={"x-content-type-options": "nosniff"})
         record = await self._documents.get(tenant, file_id)
         file = await self._documents.content(tenant, file_id)
         # Never shown inline: an uploaded page must not run as one of this server's own.
@@ -126,6 +128,20 @@ class Files:
             "content-length": str(record.size_bytes),
         }
         return StreamingResponse(_blocks(file), media_type="application/octet-stream", headers=headers)
+
+    async def page(self, request: Request) -> Response:
+        """The text of a page, and where it lies in the whole text that citations count in."""
+        file_id, number = file_id_of(request), page_of(request)
+        view = await self._documents.page(caller_of(request.scope).tenant, file_id, number)
+        return json_response(page_dict(file_id, view))
+
+    async def page_image(self, request: Request) -> Response:
+        """A page as a PNG; `?width=` in pixels. Not for browsers' caches: a deleted file is gone."""
+        file_id, number = file_id_of(request), page_of(request)
+        width = number_of(request.query_params, "width", DEFAULT_WIDTH, MIN_WIDTH, MAX_WIDTH)
+        png = await self._documents.page_image(caller_of(request.scope).tenant, file_id, number, width)
+        headers = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
+        return Response(png, media_type="image/png", headers=headers)
 
 
 async def _blocks(file: BinaryIO) -> AsyncGenerator[bytes, None]:
@@ -141,6 +157,31 @@ def file_id_of(request: Request) -> str:
     if not _FILE_ID.fullmatch(file_id):
         raise NotFound("There is no such file.", hint="GET /v1/files lists yours.", param="file_id")
     return file_id
+
+
+def page_of(request: Request) -> int:
+    """The page's number in the path. Raises `NotFound` for what is none."""
+    number: str = request.path_params["page"]
+    if not _PAGE.fullmatch(number):
+        raise NotFound("There is no such page.", hint="Pages count from 1.", param="page")
+    return int(number)
+
+
+def page_dict(file_id: str, view: PageView) -> dict[str, Any]:
+    """A page; `start` and `end` count characters of the file's whole text, as citations do."""
+    page = view.page
+    return {
+        "object": "file.page",
+        "file_id": file_id,
+        "filename": view.filename,
+        "page": page.number,
+        "pages": view.pages,
+        "anchor": page.anchor,
+        "start": page.start,
+        "end": page.end,
+        "text": page.text,
+        "image": view.drawable,
+    }
 
 
 def listing(records: Iterable[FileRecord], query: Mapping[str, str]) -> dict[str, Any]:

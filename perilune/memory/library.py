@@ -20,18 +20,19 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 
 from perilune.config import DocumentSettings
-from perilune.core import FileRecord, FileStatus, Page, Passage, SearchResult
+from perilune.core import FileRecord, FileStatus, Page, PageView, Passage, SearchResult
 from perilune.errors import Conflict, NotFound, UnsupportedDocument
 from perilune.memory import audit, entries, responses, sanitise
 from perilune.memory.analyse import Analyser
 from perilune.memory.blobs import BlobStore
 from perilune.memory.index import Hit, Segment, rank, read_segment
-from perilune.memory.ingest import sandbox
+from perilune.memory.ingest import sandbox, sniff
 from perilune.memory.ingest.protocol import Batch, Job, Opened, Unchanged
 from perilune.memory.keys import validate_tenant
 from perilune.memory.locality import set_local_only
 from perilune.memory.memory import Memory
 from perilune.memory.overview import asks_about_whole, overview
+from perilune.memory.page_images import PageImages
 from perilune.memory.passages import add_new as make_entries
 from perilune.memory.reuse import EarlierGone, EarlierVersion, Position, earlier_version
 from perilune.memory.schema import FILES, LOCAL_ONLY, PAGES, PASSAGES, POSTINGS
@@ -73,6 +74,7 @@ class Library:
         self._memory = memory
         self._clock = clock
         self._parsers = sandbox.Parsers(starter, stall_s)
+        self._images = PageImages(self._parsers, self._settings)
         self._parsing: set[str] = set()
         self._lock = threading.Lock()
 
@@ -146,6 +148,7 @@ class Library:
             connection.execute(FILES.delete().where(FILES.c.id == file_id))
             audit.write(connection, self._clock(), "file.delete", tenant, file_id)
         self._blobs.delete(tenant, file_id)
+        self._images.forget(file_id)
         self._changed()
         if self._memory is None:  # the index, if there is one, is purged by the next server
             self._store.scrub()
@@ -208,6 +211,33 @@ class Library:
             _file(connection, tenant, file_id)
             rows = connection.execute(query).all()
         return [Page(row.number, row.text, row.start, row.start + len(row.text), row.anchor) for row in rows]
+
+    def page(self, tenant: str, file_id: str, number: int) -> PageView:
+        """One page. Raises `NotFound`, also for a page that is not read yet."""
+        query = sa.select(PAGES).where(PAGES.c.file_id == file_id, PAGES.c.number == number)
+        with self._store.read() as connection:
+            record = self._record(_file(connection, tenant, file_id))
+            row = connection.execute(query).first()
+        if row is None:
+            raise NotFound(
+                f"Page {number} isn't there; {record.pages_parsed} pages are read.",
+                hint=f"Ask for page 1 to {record.pages_parsed}.",
+                param="page",
+            )
+        with self._blobs.open(tenant, file_id) as data:
+            drawable = sniff.has_pictures(data.read(sniff.HEAD_BYTES))
+        page = Page(row.number, row.text, row.start, row.start + len(row.text), row.anchor)
+        return PageView(page, record.filename, record.pages_parsed, drawable)
+
+    def page_image(self, tenant: str, file_id: str, number: int, width: int) -> bytes:
+        """A page as a PNG of so many pixels' width. Raises `NotFound`, also for a file without pictures, and
+        `UnsupportedDocument` for a page that can't be drawn. Takes up to seconds: call it in a thread."""
+        view = self.page(tenant, file_id, number)
+        if not view.drawable:
+            raise NotFound(
+                "Pages of this kind of file have no picture.", hint="Read the page's text.", param="page"
+            )
+        return self._images.get(file_id, self._blobs.path(tenant, file_id), view.filename, number, width)
 
     def text(self, tenant: str, file_id: str) -> str:
         """What is parsed so far, as one text: the pages joined. Page offsets point into it."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import BinaryIO, TypeVar
 
-from perilune.core import BLOCK_TOKENS, FileRecord, FileStatus, KVPolicy
+from perilune.core import BLOCK_TOKENS, FileRecord, FileStatus, KVPolicy, PageView
 from perilune.errors import NotFound, Overloaded, PeriluneError
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
@@ -89,6 +89,7 @@ class DocumentService:
         self._telemetry = telemetry
         self._parse_slots = asyncio.Semaphore(PARALLEL_PARSERS)
         self._prefill_slots = asyncio.Semaphore(1)
+        self._picture_slots = asyncio.Semaphore(PARALLEL_PARSERS)
         # Work that may take minutes keeps off the threads that every request needs.
         self._workers = ThreadPoolExecutor(PARALLEL_PARSERS + 2, "documents")
         self._jobs: dict[str, _Job] = {}
@@ -172,6 +173,13 @@ class DocumentService:
 
     async def text(self, tenant: str, file_id: str) -> str:
         return await asyncio.to_thread(self._library.text, tenant, file_id)
+
+    async def page(self, tenant: str, file_id: str, number: int) -> PageView:
+        return await asyncio.to_thread(self._library.page, tenant, file_id, number)
+
+    async def page_image(self, tenant: str, file_id: str, number: int, width: int) -> bytes:
+        async with self._picture_slots:
+            return await asyncio.to_thread(self._library.page_image, tenant, file_id, number, width)
 
     def require(self, file_ids: Iterable[str]) -> None:
         """Raises `NotFound` for a file whose deletion has begun. Await nothing between this and a submit."""

@@ -22,6 +22,7 @@ from perilune.core import (
     Grammar,
     KeyLimits,
     Page,
+    PageView,
     Passage,
     Plan,
     ProfileFact,
@@ -156,6 +157,14 @@ class Library(Protocol):
 
     def pages(self, tenant: str, file_id: str) -> list[Page]:
         """What is parsed so far, in order."""
+        ...
+
+    def page(self, tenant: str, file_id: str, number: int) -> PageView:
+        """Raises `NotFound`, also for a page that is not read yet."""
+        ...
+
+    def page_image(self, tenant: str, file_id: str, number: int, width: int) -> bytes:
+        """A page as a PNG. Raises `NotFound` where there is none, `UnsupportedDocument` where it can't be drawn."""
         ...
 
     def text(self, tenant: str, file_id: str) -> str:
@@ -335,6 +344,10 @@ class Documents(Protocol):
         ...
 
     async def text(self, tenant: str, file_id: str) -> str: ...
+    async def page(self, tenant: str, file_id: str, number: int) -> PageView: ...
+    async def page_image(self, tenant: str, file_id: str, number: int, width: int) -> bytes:
+        """A PNG, drawn with care: the page may be hostile."""
+        ...
 
 
 class Conversations(Protocol):

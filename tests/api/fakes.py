@@ -26,6 +26,8 @@ from perilune.core import (
     FileRecord,
     FileStatus,
     FinishReason,
+    Page,
+    PageView,
     Plan,
     PlanKind,
     Planned,
@@ -177,6 +179,20 @@ class FakeDocuments:
 
     async def text(self, tenant: str, file_id: str) -> str:
         return self._find(tenant, file_id)[1].decode("utf-8", errors="replace")
+
+    async def page(self, tenant: str, file_id: str, number: int) -> PageView:
+        record, content = self._find(tenant, file_id)
+        if number > 2:
+            raise NotFound("There is no such page.", param="page")
+        text = content.decode("utf-8", errors="replace")
+        half = len(text) // 2
+        start, end = (0, half) if number == 1 else (half, len(text))
+        return PageView(Page(number, text[start:end], start, end), record.filename, 2, number == 1)
+
+    async def page_image(self, tenant: str, file_id: str, number: int, width: int) -> bytes:
+        if not (await self.page(tenant, file_id, number)).drawable:
+            raise NotFound("It has no picture.", param="page")
+        return b"\x89PNG\r\n\x1a\n" + str(width).encode()
 
 
 class FakeKV:

@@ -33,6 +33,25 @@ async def post(server: Server, body: Any, headers: dict[str, str] | None = None)
         return reply.status, await reply.json()
 
 
+async def test_pages_and_their_pictures(serve: Serve) -> None:
+    async with serve() as server:
+        record = await server.client.files.create(file=("a.txt", b"First page.Second page"), purpose="user_data")
+        root = f"/v1/files/{record.id}/pages"
+        shown = await (await server.http.get(f"{root}/2")).json()
+        assert (shown["object"], shown["file_id"], shown["filename"]) == ("file.page", record.id, "a.txt")
+        assert (shown["page"], shown["pages"], shown["image"]) == (2, 2, False)
+        assert (shown["start"], shown["end"], shown["text"]) == (11, 22, "Second page")
+        picture = await server.http.get(f"{root}/1/image?width=320")
+        assert (picture.content_type, await picture.read()) == ("image/png", b"\x89PNG\r\n\x1a\n320")
+        assert picture.headers["cache-control"] == "private, no-store"
+        assert (await (await server.http.get(f"{root}/1/image")).read()).endswith(b"1000")
+        for path in ("/3", "/0", "/-1", "/x", "/1e9", "/99999999999", "/2/image", "/1/image/x"):
+            assert (await server.http.get(root + path)).status == 404, path
+        for width in ("0", "99", "2001", "x"):
+            assert (await server.http.get(f"{root}/1/image?width={width}")).status == 400, width
+        assert (await server.http.get("/v1/files/file-other/pages/1")).status == 404
+
+
 async def test_life_of_a_file(serve: Serve) -> None:
     async with serve() as server:
         files = server.client.files

@@ -9,6 +9,7 @@ writes: lengths are bounded before they are read, and the JSON is validated into
     {"kind": "batch", "pages": [["text", "anchor", "digest"], …], "passages": [[page, start, end], …],
      "language": "en" | null} + postings
     {"kind": "unchanged", "pages": [["digest", "anchor"], …]}
+    {"kind": "picture"} + PNG
     {"kind": "done"}
     {"kind": "failed", "message": "…", "hint": "…"}
 """
@@ -31,6 +32,7 @@ START, STOP = b"s", b"k"
 STATUS = struct.Struct(">i")
 """A starter's answer to each START, when its parser has ended: the exit status as `subprocess` counts it."""
 
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 MAX_JSON_BYTES = 64 * 1024**2
 MAX_BLOB_BYTES = 64 * 1024**2
 _MAX_MESSAGE_CHARS = 1_000
@@ -46,6 +48,7 @@ class ProtocolError(Exception):
 class Job:
     """What to parse and within which limits. `offset_chars` is where `first_page` begins in the whole text.
 
+    With a `picture_width`, `first_page` is drawn so many pixels wide, and nothing is read.
     `ocr_pages` is how many images are read at most. `known` holds what an earlier version of the document consists
     of: the digests of its pages, with their text's length in characters.
     """
@@ -60,6 +63,7 @@ class Job:
     cpu_s: int
     ocr_pages: int = 0
     known: Mapping[str, int] = field(default_factory=dict)
+    picture_width: int = 0
 
     def encode(self) -> bytes:
         return frame(asdict(self))
@@ -90,6 +94,13 @@ class Unchanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """A page as a PNG."""
+
+    png: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The document was read to its end."""
 
@@ -102,7 +113,7 @@ class Failed:
     hint: str
 
 
-Frame = Opened | Batch | Unchanged | Done | Failed
+Frame = Opened | Batch | Unchanged | Picture | Done | Failed
 
 
 def frame(body: dict[str, Any], blob: bytes = b"") -> bytes:
@@ -122,6 +133,8 @@ def encode(message: Frame) -> bytes:
             return frame(body, postings)
         case Unchanged(references):
             return frame({"kind": "unchanged", "pages": references})
+        case Picture(png):
+            return frame({"kind": "picture"}, png)
         case Done():
             return frame({"kind": "done"})
         case Failed(message_text, hint):
@@ -160,6 +173,10 @@ def decode(data: bytes, blob: bytes) -> Frame:
             case "unchanged":
                 pages = (_page("", anchor, digest) for digest, anchor in body["pages"])
                 return Unchanged(tuple((page.digest, page.anchor) for page in pages))
+            case "picture":
+                if not blob.startswith(PNG_SIGNATURE):
+                    raise ProtocolError("a PNG expected")
+                return Picture(blob)
             case "done":
                 return Done()
             case "failed":

@@ -39,7 +39,7 @@ def read_scan(page: pdfium.PdfPage, number: int, source: Source) -> PageText:
         raise UnsupportedDocument(
             "text recognition (OCR) is off", hint="Set documents.ocr_pages, or upload a file with a text layer."
         )
-    pixels = _largest_image(page)
+    pixels = largest_image(page)
     if pixels > MAX_PIXELS:
         raise UnsupportedDocument(
             f"its image has {pixels / 1e6:,.0f} million pixels; the limit is {MAX_PIXELS / 1e6:,.0f} million",
@@ -58,7 +58,7 @@ def read_scan(page: pdfium.PdfPage, number: int, source: Source) -> PageText:
     return PageText(recognise(picture, source.allowance), digest=digest)
 
 
-def _largest_image(page: pdfium.PdfPage) -> int:
+def largest_image(page: pdfium.PdfPage) -> int:
     """Pixels of the largest image on the page: PDFium would decode it whole."""
     largest = 0
     width, height = ctypes.c_uint(), ctypes.c_uint()

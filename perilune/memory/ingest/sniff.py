@@ -36,6 +36,11 @@ _REFUSED: tuple[tuple[bytes, str, str], ...] = (
 )
 
 
+def has_pictures(head: bytes) -> bool:
+    """Whether a file that begins so is a PDF or an image: its pages can be drawn."""
+    return b"%PDF-" in head[:1024] or _is_image(head)
+
+
 def kind_of(source: Source) -> str:
     """Raises `UnsupportedDocument` naming what the file is and what to do."""
     with source.open() as file:

@@ -31,6 +31,7 @@ from perilune.memory.ingest.protocol import (
     Frame,
     Job,
     Opened,
+    Picture,
     Unchanged,
     decode_job,
     encode,
@@ -39,6 +40,7 @@ from perilune.memory.ingest.protocol import (
 from perilune.memory.ingest.source import OCR_PAGE_CPU_S, Source
 
 _NICE = 19
+_LOOKED_AT_NICE = 5  # a person waits for a picture
 _MAX_FILES = 64
 _MAX_FILE_BYTES = 1024**2  # what the process may write: its error log
 _FIRST_BATCH_PAGES = 8
@@ -51,7 +53,7 @@ _LISTING_STRETCH = 4  # halves about the BM25 score of a table of contents: it s
 
 def apply_limits(job: Job) -> None:
     """Bound this process before it opens the document. Hard limits: it can't raise them again."""
-    os.nice(_NICE)
+    os.nice(_NICE if not job.picture_width else _LOOKED_AT_NICE)
     for which, soft, hard in (
         (resource.RLIMIT_AS, job.memory_bytes, job.memory_bytes),
         (
@@ -79,6 +81,12 @@ def read_job(stdin: BinaryIO) -> Job:
 
 def frames(job: Job) -> Iterator[Frame]:
     """All there is to say about a document. Raises `UnsupportedDocument`, `MemoryError`, any parser fault."""
+    if job.picture_width:
+        from perilune.memory.ingest.picture import draw
+
+        yield Picture(draw(Source.of(job), job.picture_width))
+        yield Done()
+        return
     parsed = open_document(Source.of(job))
     yield Opened(parsed.pages_total)
     yield from _batches(parsed, job)
