@@ -236,7 +236,6 @@ def _wire(
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
     from perilune.memory.ratings import Ratings
-    from perilune.memory.responses import ResponseStore
     from perilune.memory.sessions import Sessions
     from perilune.memory.usage import UsageStore
     from perilune.memory.vector_stores import VectorStores
@@ -268,7 +267,7 @@ def _wire(
     stores = [store for store in (kv, segments) if store is not None]
     kept = Sessions(store, memory) if memory is not None else None
     usage = UsageStore(store)
-    answers = ResponseStore(store) if memory is not None else None
+    answers = _answers(settings, store) if memory is not None else None
     ratings = Ratings(store, memory.marks) if memory is not None else None
     vectors = memory.vector if memory is not None else None
     service = _service(
@@ -293,6 +292,14 @@ def _wire(
     return Application(
         settings, telemetry, metrics, service, library, keys, engine, model, described, later, memory
     )
+
+
+def _answers(settings: Settings, store: Store) -> ResponseStore:
+    """Kept answers. One process owns a home: what it left unfinished is told by the home's name."""
+    from perilune.memory.responses import ResponseStore
+
+    runner = hashlib.sha256(str(settings.home.resolve()).encode()).hexdigest()[:32]
+    return ResponseStore(store, runner=runner, quota_bytes=settings.memory.responses_quota)
 
 
 def _service(

@@ -268,6 +268,11 @@ class MemorySettings(Block):
     keep_days: float | None = Field(
         None, gt=0, description="Days after its last turn that a session is kept. Empty: until it is deleted."
     )
+    responses_quota: Bytes = Field(
+        1 << 30,
+        gt=0,
+        description="Most a tenant's kept responses take, and its conversations: the oldest responses go.",
+    )
     synonyms: tuple[str, ...] = Field(
         (), description="Files of synonym groups, besides the built-in ones for legal text and support."
     )

@@ -224,6 +224,8 @@ class Request:
     key_id: str | None = None  # the API key that asks
     limits: KeyLimits | None = None  # the key's; None: the configured ones
     profile: bool = True  # facts about the user may be used, and learnt from the question
+    prewarm: bool = False  # compute the prompt's KV and say nothing
+    effort: str | None = None  # how much the model thinks first: none, minimal … max; None: as it likes
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -621,9 +623,12 @@ class TokenReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
+    """`reasoning_tokens` are part of `completion_tokens`."""
+
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -727,6 +732,14 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """What a model thinks aloud before it answers."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCallDelta:
     """A choice's call number `index`: first with its id and name, then with pieces of its arguments (JSON text)."""
 
@@ -761,6 +774,7 @@ Event = (
     | PrefillProgress
     | CitationAdded
     | TextDelta
+    | ReasoningDelta
     | ToolCallDelta
     | ChoiceFinished
     | Completed

@@ -29,6 +29,7 @@ from perilune.api import errors
 from perilune.api.auth import OPEN_PATHS, Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
+from perilune.api.conversations import Conversations
 from perilune.api.counting import ANTHROPIC_COUNT, MOONSHOT_COUNT, RESPONSES_COUNT, CountTokens
 from perilune.api.estimate import Estimates
 from perilune.api.feedback import FeedbackRoutes
@@ -41,7 +42,9 @@ from perilune.api.messages import ANTHROPIC
 from perilune.api.messages_answer import error_body
 from perilune.api.models import Models
 from perilune.api.ratings import RatingRoutes
-from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses
+from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses, ResponseItem, before_of
+from perilune.api.responses_answer import interrupted
+from perilune.api.responses_compact import Compact
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
 from perilune.api.vector_stores import VectorStoreRoutes
@@ -73,6 +76,8 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        if left := await service.responses.recover(interrupted):
+            log.warning("answers left unfinished by the last run", extra={"fields": {"answers": left}})
         yield
         await resumables.close()
 
@@ -106,7 +111,7 @@ def _answering(
     messages = ChatCompletions(service, settings, telemetry, resumables, ANTHROPIC)
     creating = CreateResponse(service, settings, telemetry, resumables, RESPONSES)
     count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
-    kept = KeptResponses(service)
+    kept, talks = KeptResponses(service, creating.runs), Conversations(service, settings)
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
@@ -116,9 +121,15 @@ def _answering(
             for rest, endpoint in (("", messages), ("/count_tokens", count_messages))
         ],
         Route("/v1/responses/input_tokens", CountResponse(service, settings, RESPONSES_COUNT), methods=["POST"]),
+        Route("/v1/responses/compact", Compact(service, settings, before_of), methods=["POST"]),
         Route("/v1/responses", creating, methods=["POST"]),
-        Route("/v1/responses/{response_id}", kept.item, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}", ResponseItem(service, creating), methods=["GET", "DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", kept.cancel, methods=["POST"]),
         Route("/v1/responses/{response_id}/input_items", kept.input_items),
+        Route("/v1/conversations", talks.create, methods=["POST"]),
+        Route("/v1/conversations/{conversation_id}", talks.item, methods=["GET", "POST", "DELETE"]),
+        Route("/v1/conversations/{conversation_id}/items", talks.items, methods=["GET", "POST"]),
+        Route("/v1/conversations/{conversation_id}/items/{item_id}", talks.one_item, methods=["GET", "DELETE"]),
         Route(
             "/v1/tokenizers/estimate-token-count", CountTokens(service, settings, MOONSHOT_COUNT), methods=["POST"]
         ),

@@ -20,6 +20,7 @@ from perilune.api import errors, sse
 from perilune.api.auth import caller_of
 from perilune.api.completion import completion_id
 from perilune.api.dialect import OPENAI_CHAT, Dialect, Parse, Streamed, Whole
+from perilune.api.fields import ignored_header
 from perilune.api.limits import header, read_body, until_disconnect
 from perilune.api.meter import AnswerMeter
 from perilune.api.resume import Resumables, StreamLog
@@ -65,9 +66,9 @@ class ChatCompletions:
         body = await read_body(scope, receive, self._settings.server.max_body)
         call = await self._parsed(scope, body)
         meter = AnswerMeter(self._telemetry, self._clock, call.request)
-        answer = self._stream if call.stream else self._whole
         try:
-            await until_disconnect(receive, answer(call, send, meter))
+            async with self._kept(call):
+                await until_disconnect(receive, self._answered(call, send, meter))
         except BaseException as error:
             if not call.resumable:
                 meter.ended(error)
@@ -85,12 +86,20 @@ class ChatCompletions:
             settings=self._settings,
         )
 
+    @asynccontextmanager
+    async def _kept(self, call: ChatCall) -> AsyncIterator[None]:
+        """What lasts as long as an answer is being made."""
+        yield
+
+    async def _answered(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
+        await (self._stream if call.stream else self._whole)(call, send, meter)
+
     async def _finished(self, call: ChatCall, answer: Whole | Streamed) -> None:
         """Called when an answer is complete, before its last bytes leave."""
 
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         answer = self._dialect.whole(call, int(self._now()))
-        headers: list[tuple[bytes, bytes]] = []
+        headers = ignored_header(call.ignored)
         async with self._in_time(), self._events(call.request) as events:
             async for event in events:
                 if isinstance(event, Admitted):
@@ -110,9 +119,9 @@ class ChatCompletions:
         if call.resumable:
             key = completion_id(request.request_id)
             log = self._resumables.start(key, request.tenant, lambda log: self._write(log, call, answer, meter))
-            await self._deliver(log.read(-1), b"", send, request.request_id)
+            await self._deliver(log.read(-1), b"", send, request.request_id, ignored_header(call.ignored))
         else:
-            headers: list[tuple[bytes, bytes]] = []
+            headers = ignored_header(call.ignored)
             events = self._encoded(call, answer, meter, headers)
             meter.ended(await self._deliver(events, answer.opening(), send, request.request_id, headers))
 
@@ -143,7 +152,7 @@ class ChatCompletions:
             return
         log = self._resumables.find(key, tenant)
         rest = self._deliver(log.read(starting_after(scope)), b"", send, scope["state"]["request_id"])
-        await until_disconnect(receive, _ignoring_result(rest))
+        await until_disconnect(receive, ignoring_result(rest))
 
     async def _deliver(
         self,
@@ -236,7 +245,7 @@ class ResumeChat:
         await self._chat.resume(scope, receive, send)
 
 
-async def _ignoring_result(work: Coroutine[Any, Any, object]) -> None:
+async def ignoring_result(work: Coroutine[Any, Any, object]) -> None:
     await work
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from perilune.core import (
     FinishReason,
     Planned,
     PrefillProgress,
+    ReasoningDelta,
     StageStarted,
     TextDelta,
     ToolCall,
@@ -34,6 +36,9 @@ from perilune.core import (
 )
 from perilune.errors import InternalError
 from perilune.service.report import citation_dict, plan_dict, report_dict
+
+REASONING = ("reasoning_content", "reasoning")
+"""What was thought, as DeepSeek's and Moonshot's clients and as OpenRouter's and vLLM's newer ones spell it."""
 
 _LOWEST_LOGPROB = -9999.0
 """JSON has no minus infinity; OpenAI reports this."""
@@ -63,6 +68,7 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "cached_tokens": usage.cached_tokens,
     }
 
@@ -82,6 +88,11 @@ def logprobs_dict(tokens: Sequence[DecodedLogprob]) -> dict[str, Any]:
         ],
         "refusal": None,
     }
+
+
+def obfuscation(delta: str) -> dict[str, str]:
+    """Random characters beside a piece of text, so that the events' sizes don't tell its length."""
+    return {"obfuscation": secrets.token_urlsafe(16)[: 16 - len(delta) % 16]}
 
 
 def _finite(value: float) -> float:
@@ -112,6 +123,7 @@ class WholeAnswer(_Answer):
         super().__init__(call, "chat.completion", created_at)
         choices = range(call.request.n)
         self._texts: list[list[str]] = [[] for _ in choices]
+        self._thoughts: list[list[str]] = [[] for _ in choices]
         self._logprobs: list[list[DecodedLogprob]] = [[] for _ in choices]
         self._reasons: list[str | None] = [None for _ in choices]
         self._calls: list[list[ToolCall]] = [[] for _ in choices]
@@ -121,6 +133,8 @@ class WholeAnswer(_Answer):
         if isinstance(event, TextDelta):
             self._texts[event.choice].append(event.text)
             self._logprobs[event.choice].extend(event.logprobs)
+        elif isinstance(event, ReasoningDelta):
+            self._thoughts[event.choice].append(event.text)
         elif isinstance(event, ToolCallDelta):
             self._add_call(self._calls[event.choice], event)
         elif isinstance(event, ChoiceFinished):
@@ -137,6 +151,8 @@ class WholeAnswer(_Answer):
     def _message(self, index: int) -> dict[str, Any]:
         text, calls = "".join(self._texts[index]), self._calls[index]
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if self._thoughts[index]:
+            message |= dict.fromkeys(REASONING, "".join(self._thoughts[index]))
         return message | ({"tool_calls": [call_dict(call) for call in calls]} if calls else {})
 
     def body(self) -> dict[str, Any]:
@@ -183,6 +199,8 @@ class StreamedAnswer(_Answer):
         """The bytes that tell a client of `event`; empty when it has nothing to learn yet."""
         if isinstance(event, TextDelta):
             return self._text(event)
+        if isinstance(event, ReasoningDelta):
+            return self._thinks(event)
         if isinstance(event, ToolCallDelta):
             return self._called(event)
         if isinstance(event, ChoiceFinished):
@@ -205,7 +223,11 @@ class StreamedAnswer(_Answer):
         choice = self._choice(event.choice, {"content": event.text})
         if self._wants_logprobs:
             choice["logprobs"] = logprobs_dict(event.logprobs)
-        return self._chunk(choice)
+        return self._chunk(choice, event.text)
+
+    def _thinks(self, event: ReasoningDelta) -> bytes:
+        """In both spellings: clients look for one of them."""
+        return self._chunk(self._choice(event.choice, dict.fromkeys(REASONING, event.text)), event.text)
 
     def _called(self, event: ToolCallDelta) -> bytes:
         function: dict[str, Any] = {"arguments": event.arguments}
@@ -213,7 +235,7 @@ class StreamedAnswer(_Answer):
         if event.call_id is not None:
             call |= {"id": event.call_id, "type": "function"}
             function["name"] = event.name
-        return self._chunk(self._choice(event.choice, {"tool_calls": [call]}))
+        return self._chunk(self._choice(event.choice, {"tool_calls": [call]}), event.arguments)
 
     def _finished(self, event: ChoiceFinished) -> bytes:
         choice = self._choice(event.choice, {}, finish_reason(event))
@@ -240,8 +262,9 @@ class StreamedAnswer(_Answer):
     def _choice(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return sse.data({**self._base, "choices": [choice]})
+    def _chunk(self, choice: dict[str, Any], delta: str = "") -> bytes:
+        hidden = obfuscation(delta) if self._call.obfuscate else {}
+        return sse.data({**self._base, "choices": [choice], **hidden})
 
 
 def _progress_dict(event: StageStarted | Planned | PrefillProgress | CitationAdded) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from starlette.responses import Response, StreamingResponse
 
 from perilune.api.auth import caller_of, require_writer
 from perilune.api.limits import parse_json_object, read_body
-from perilune.api.schema import SessionId, Wire, wrong_field
-from perilune.api.wire import json_response
+from perilune.api.schema import SessionId, wrong_field
+from perilune.api.wire import Wire, json_response
 from perilune.core import ProfileFact, SummarySentence
 from perilune.errors import InvalidRequest
 from perilune.service.ports import ServiceApi

@@ -8,15 +8,17 @@ not at all. What would change the answer (images, server tools) is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from perilune.api.errors import Unsupported
+from perilune.api.fields import check_fields, ignored_fields
 from perilune.api.limits import parse_json_object
-from perilune.api.schema import MAX_FILES, MAX_PARTS, ChatCall, Wire, check_count, wrong_field
+from perilune.api.schema import MAX_FILES, MAX_PARTS, ChatCall, check_count, wrong_field
 from perilune.api.tools import MAX_CALLS, MAX_TOOLS, Name
+from perilune.api.wire import Wire
 from perilune.config import Settings
 from perilune.core import (
     FilePart,
@@ -124,22 +126,25 @@ def parse_messages(
     body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings
 ) -> ChatCall:
     """See `dialect.Parse`."""
-    wire = _validated(body, settings)
+    raw = parse_json_object(body)
+    wire = _validated(raw, settings)
     if wire.max_tokens is None:
         raise InvalidRequest("max_tokens is missing.", hint="Say how long the answer may be.", param="max_tokens")
-    return ChatCall(_request(wire, request_id, caller, arrival_s, settings), bool(wire.stream), True, False)
+    request = _request(wire, request_id, caller, arrival_s, settings)
+    ignored = ignored_fields(raw, WireMessages.model_fields, "messages")
+    return ChatCall(request, bool(wire.stream), True, False, ignored=ignored)
 
 
 def parse_count_call(
     body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings
 ) -> ChatCall:
     """The body of POST /v1/messages/count_tokens: as a message, but without `max_tokens`. See `dialect.Parse`."""
-    request = _request(_validated(body, settings), request_id, caller, arrival_s, settings)
+    request = _request(_validated(parse_json_object(body), settings), request_id, caller, arrival_s, settings)
     return ChatCall(request, False, False, False)
 
 
-def _validated(body: bytes, settings: Settings) -> WireMessages:
-    raw = parse_json_object(body)
+def _validated(raw: Mapping[str, Any], settings: Settings) -> WireMessages:
+    check_fields("messages", raw)
     check_count(raw, settings.server.max_messages)
     try:
         return WireMessages.model_validate(raw)

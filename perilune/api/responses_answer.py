@@ -1,18 +1,20 @@
 """OpenAI's Responses on the wire: the answer, whole or as numbered events, with the `perilune` object beside.
 
-Knows the dialect; doesn't know transport, or how answers come about. An answer is a list of items: a message, then
-one for each call. Citations are annotations of the message's text.
+Knows the dialect; doesn't know transport, or how answers come about. An answer is a list of items: a compaction
+where one was made, what the model thought, a message, then one for each call. Citations are annotations of the
+message's text.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from perilune.api.completion import finish_reason, unfinished
+from perilune.api.completion import finish_reason, logprobs_dict, obfuscation, unfinished
 from perilune.api.responses_request import ResponseCall
 from perilune.api.schema import TIER_OF_CLASS, ChatCall
 from perilune.core import (
@@ -21,11 +23,12 @@ from perilune.core import (
     CitationAdded,
     Completed,
     Event,
+    ReasoningDelta,
     TextDelta,
     ToolCallDelta,
     Usage,
 )
-from perilune.errors import PeriluneError
+from perilune.errors import Overloaded, PeriluneError
 from perilune.service.report import report_dict
 
 
@@ -38,7 +41,7 @@ def usage_dict(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 
@@ -64,14 +67,30 @@ class _Text:
     item_id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(16)}")
     pieces: list[str] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
 
     def part(self) -> dict[str, Any]:
         text = "".join(self.pieces)
-        return {"type": "output_text", "text": text, "annotations": self.annotations, "logprobs": []}
+        return {"type": "output_text", "text": text, "annotations": self.annotations, "logprobs": self.logprobs}
 
     def item(self, status: str) -> dict[str, Any]:
         content = [self.part()] if status != "in_progress" else []
         return {"id": self.item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+@dataclass(slots=True)
+class _Thought:
+    """A reasoning item."""
+
+    item_id: str = field(default_factory=lambda: f"rs_{secrets.token_hex(16)}")
+    pieces: list[str] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": "".join(self.pieces)}
+
+    def item(self, status: str) -> dict[str, Any]:
+        content = [self.part()] if status != "in_progress" else []
+        return {"id": self.item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
 @dataclass(slots=True)
@@ -94,54 +113,83 @@ class _Call:
         }
 
 
+_Item = _Thought | _Text | _Call
+
+
 class _Response:
     """What whole and streamed answers share: the items so far, and the body around them."""
 
     def __init__(self, call: ChatCall, created_at: int) -> None:
         assert isinstance(call, ResponseCall)
         self.call = call
+        self.response_id = response_id(call.request.request_id)
+        self.status = "queued" if call.background else "in_progress"
         self._created_at = created_at
+        self._thought: _Thought | None = None
         self._text: _Text | None = None
         self._calls: list[_Call] = []
         self._reason = "stop"
         self._end: Completed | None = None
 
     @property
-    def _items(self) -> list[_Text | _Call]:
-        return [*([self._text] if self._text is not None else []), *self._calls]
+    def _items(self) -> list[_Item]:
+        return [*(item for item in (self._thought, self._text) if item is not None), *self._calls]
+
+    @property
+    def quoted(self) -> frozenset[str]:
+        """The files that the answer quotes."""
+        return frozenset(found["file_id"] for found in self._text.annotations) if self._text else frozenset()
 
     def body(self) -> dict[str, Any]:
         """The finished answer. Raises `InternalError` when the service ended without saying that it completed."""
         if self._end is None:
             raise unfinished()
-        if not self._items:
+        if not self._items and not self.call.request.prewarm:
             self._text = _Text()
         cut = self._reason == "length"
         status = "incomplete" if cut else "completed"
+        made = [item.item(status if item is self._items[-1] else "completed") for item in self._items]
         return self._base(status) | {
+            "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [item.item(status) for item in self._items],
+            "output": [*self.call.compacted, *made],
             "usage": usage_dict(self._end.usage),
             "perilune": report_dict(self._end.report),
         }
 
+    def unfinished(self) -> dict[str, Any]:
+        """The answer as far as it is known before it is finished."""
+        return self._base(self.status)
+
     def _base(self, status: str) -> dict[str, Any]:
         request = self.call.request
         return {
-            "id": response_id(request.request_id),
+            "id": self.response_id,
             "object": "response",
             "created_at": self._created_at,
             "status": status,
-            "background": False,
             "error": None,
             "incomplete_details": None,
             "model": request.model,
             "output": [],
-            "reasoning": {"effort": None, "summary": None},
             "service_tier": TIER_OF_CLASS[request.service_class],
             "usage": None,
             **(self.call.echo or {}),
         }
+
+
+def ended(body: dict[str, Any], status: str, error: PeriluneError | None = None) -> dict[str, Any]:
+    """An answer that has come to no end: `failed`, with the error, or `cancelled`."""
+    code = "rate_limit_exceeded" if error is not None and error.status == 429 else "server_error"
+    if error is not None and error.status in (400, 404):
+        code = "invalid_prompt"
+    shown = None if error is None else {"code": code, "message": str(error)}
+    return {**body, "status": status, "error": shown}
+
+
+def interrupted(body: dict[str, Any]) -> dict[str, Any]:
+    """An answer whose server stopped."""
+    return ended(body, "failed", Overloaded("The server stopped before it was answered.", hint="Ask again."))
 
 
 class WholeResponse(_Response):
@@ -149,9 +197,13 @@ class WholeResponse(_Response):
 
     def add(self, event: Event) -> None:
         match event:
-            case TextDelta(text=text) if text:
+            case TextDelta(text=text) if text or event.logprobs:
                 self._text = self._text or _Text()
                 self._text.pieces.append(text)
+                self._text.logprobs += shown_logprobs(self.call, event)
+            case ReasoningDelta(text=text):
+                self._thought = self._thought or _Thought()
+                self._thought.pieces.append(text)
             case CitationAdded(Citation() as citation):
                 self._text = self._text or _Text()
                 at = sum(map(len, self._text.pieces))
@@ -174,16 +226,24 @@ class StreamedResponse(_Response):
     def __init__(self, call: ChatCall, created_at: int) -> None:
         super().__init__(call, created_at)
         self._number = -1
-        self._open: _Text | _Call | None = None
+        self._open: _Item | None = None
 
     def opening(self) -> bytes:
-        base = self._base("in_progress")
-        return self._event("created", response=base) + self._event("in_progress", response=base)
+        out = self._event("created", response=self.unfinished())
+        out += self._event("queued" if self.call.background else "in_progress", response=self.unfinished())
+        return out if self.call.background else out + self._compaction()
+
+    def started(self) -> bytes:
+        """A queued answer is being made."""
+        self.status = "in_progress"
+        return self._event("in_progress", response=self.unfinished()) + self._compaction()
 
     def encode(self, event: Event) -> bytes:
         match event:
-            case TextDelta(text=text) if text:
-                return self._said(text)
+            case TextDelta(text=text) if text or event.logprobs:
+                return self._said(text, shown_logprobs(self.call, event))
+            case ReasoningDelta(text=text):
+                return self._thinks(text)
             case CitationAdded(Citation() as citation):
                 return self._cited(citation)
             case ToolCallDelta():
@@ -201,12 +261,38 @@ class StreamedResponse(_Response):
         body = self.body()
         return self._event(body["status"], response=body)
 
+    def stopped(self, body: dict[str, Any]) -> bytes:
+        """The last event of an answer that failed or was cancelled; `body` says which."""
+        return self._event("failed", response=body)
+
     # ------------------------------------------------------------------------------------------- items
 
-    def _said(self, text: str) -> bytes:
+    def _compaction(self) -> bytes:
+        out = b""
+        for index, item in enumerate(self.call.compacted):
+            out += self._event("output_item.added", output_index=index, item=item)
+            out += self._event("compaction.compacting", output_index=index, item_id=item["id"])
+            out += self._event("output_item.done", output_index=index, item=item)
+        return out
+
+    def _thinks(self, text: str) -> bytes:
+        begin = b""
+        if self._thought is None:
+            self._thought = self._open = _Thought()
+            item, part = self._thought.item("in_progress"), self._thought.part()
+            begin = self._event("output_item.added", output_index=self._index(self._thought), item=item)
+            begin += self._event("content_part.added", **self._place(self._thought), part=part)
+        self._thought.pieces.append(text)
+        return begin + self._delta("reasoning_text.delta", **self._place(self._thought), delta=text)
+
+    def _said(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         begin, message = self._message()
         message.pieces.append(text)
-        return begin + self._event("output_text.delta", **self._place(message), delta=text, logprobs=[])
+        message.logprobs += logprobs
+        return begin + self._delta("output_text.delta", **self._place(message), delta=text, logprobs=logprobs)
+
+    def _delta(self, kind: str, **payload: Any) -> bytes:
+        return self._event(kind, **payload, **(obfuscation(payload["delta"]) if self.call.obfuscate else {}))
 
     def _cited(self, citation: Citation) -> bytes:
         begin, message = self._message()
@@ -221,9 +307,11 @@ class StreamedResponse(_Response):
         """(what begins it, the message)."""
         if self._text is not None:
             return b"", self._text
+        begin = self._close()
         self._text = self._open = _Text()
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        begin = self._event("output_item.added", output_index=0, item=self._text.item("in_progress"))
+        item = self._text.item("in_progress")
+        begin += self._event("output_item.added", output_index=self._index(self._text), item=item)
         return begin + self._event("content_part.added", **self._place(self._text), part=part), self._text
 
     def _called(self, event: ToolCallDelta) -> bytes:
@@ -238,7 +326,7 @@ class StreamedResponse(_Response):
         call.arguments += event.arguments
         if event.arguments:
             where = {"item_id": call.item_id, "output_index": self._index(call)}
-            out += self._event("function_call_arguments.delta", **where, delta=event.arguments)
+            out += self._delta("function_call_arguments.delta", **where, delta=event.arguments)
         return out
 
     def _close(self) -> bytes:
@@ -247,25 +335,32 @@ class StreamedResponse(_Response):
         if item is None:
             return b""
         index = self._index(item)
-        if isinstance(item, _Text):
-            place, part = self._place(item), item.part()
-            out = self._event("output_text.done", **place, text=part["text"], logprobs=[])
-            out += self._event("content_part.done", **place, part=part)
-        else:
+        if isinstance(item, _Call):
             where = {"item_id": item.item_id, "output_index": index}
             out = self._event("function_call_arguments.done", **where, name=item.name, arguments=item.arguments)
+        else:
+            place, part = self._place(item), item.part()
+            kind = "output_text" if isinstance(item, _Text) else "reasoning_text"
+            logprobs = {"logprobs": part["logprobs"]} if isinstance(item, _Text) else {}
+            out = self._event(f"{kind}.done", **place, text=part["text"], **logprobs)
+            out += self._event("content_part.done", **place, part=part)
         status = "incomplete" if self._reason == "length" else "completed"
         return out + self._event("output_item.done", output_index=index, item=item.item(status))
 
-    def _index(self, item: _Text | _Call) -> int:
-        return next(index for index, each in enumerate(self._items) if each is item)
+    def _index(self, item: _Item) -> int:
+        before = len(self.call.compacted)
+        return before + next(index for index, each in enumerate(self._items) if each is item)
 
-    def _place(self, message: _Text) -> dict[str, Any]:
-        return {"item_id": message.item_id, "output_index": self._index(message), "content_index": 0}
+    def _place(self, item: _Text | _Thought) -> dict[str, Any]:
+        return {"item_id": item.item_id, "output_index": self._index(item), "content_index": 0}
 
     def _event(self, kind: str, **payload: Any) -> bytes:
         self._number += 1
         return event_bytes(f"response.{kind}", {"sequence_number": self._number, **payload})
+
+
+def shown_logprobs(call: ResponseCall, event: TextDelta) -> list[dict[str, Any]]:
+    return logprobs_dict(event.logprobs)["content"] if call.include_logprobs else []
 
 
 def event_bytes(kind: str, payload: dict[str, Any]) -> bytes:

@@ -1,28 +1,28 @@
 """OpenAI's Responses on the wire: the request, and its way into `core.Request` (spec S1).
 
-Knows the dialect's items; doesn't know what is kept. Hosted tools, background answers and conversation objects
-aren't there yet and are refused; bookkeeping is ignored. An answer's instructions aren't carried over to the next,
-as the dialect has it.
+Knows the dialect's fields; items are responses_items.py's, and it doesn't know what is kept. What happens with a
+field that isn't honoured is written in fields.py. An answer's instructions aren't carried over to the next, as the
+dialect has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from perilune.api.errors import Unsupported
+from perilune.api.fields import Effort, WireCacheOptions, check_fields, ignored_fields, prewarmed
 from perilune.api.forms import WireResponseFormat, WireSchema, grammar_of
 from perilune.api.limits import parse_json_object
+from perilune.api.responses_items import Item, WireItem, as_items, kept, messages_of, read_items
 from perilune.api.schema import (
     MAX_DEADLINE_S,
     MAX_FILES,
     MAX_OUTPUT_TOKENS,
-    MAX_PARTS,
     ChatCall,
-    Wire,
     check_count,
     service_class,
     wrong_field,
@@ -30,77 +30,35 @@ from perilune.api.schema import (
 from perilune.api.tools import (
     MAX_TOOLS,
     Name,
-    WireCall,
-    WireCalled,
     WireFunction,
     WireNamed,
     WireTool,
     WireToolChoice,
-    calls_of,
     tools_of,
 )
+from perilune.api.wire import Wire
 from perilune.config import Settings
-from perilune.core import (
-    ContextPolicy,
-    FilePart,
-    Grammar,
-    Message,
-    Request,
-    SamplingParams,
-    TextPart,
-    ToolCall,
-    Tools,
-)
+from perilune.core import ContextPolicy, Grammar, Message, Request, SamplingParams, Tools
 from perilune.errors import InvalidRequest
 from perilune.service.ports import Caller
 
-Item = Mapping[str, Any]
 Body = TypeVar("Body", bound=Wire)
-
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "background": (None, False),
-    "conversation": (None,),
-    "context_management": (None, []),
-    "prompt": (None,),
-    "image": (None,),
-    "max_tool_calls": (None,),
-}
-
-
-def _as_items(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
-
-
-def _as_parts(value: object) -> object:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
-
-
-class WirePart(Wire):
-    type: str = Field(max_length=64)
-    text: str | None = None
-    file_id: str | None = Field(None, max_length=128)
-    refusal: str | None = None
-
-
 ShortName = Annotated[str, Field(max_length=64)]
 ShortValue = Annotated[str, Field(max_length=512)]
-
-Parts = Annotated[list[WirePart], BeforeValidator(_as_parts), Field(max_length=MAX_PARTS)]
-
-
-class WireItem(Wire):
-    """Any item; which fields count depends on `type`."""
-
-    type: str = Field("message", max_length=64)
-    role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Parts | None = None
-    call_id: str | None = Field(None, min_length=1, max_length=256)
-    name: Name | None = None
-    arguments: str | None = Field(None, max_length=1 << 20)
-    output: Parts | None = None
-
-
-_ITEM_FIELDS = frozenset({*WireItem.model_fields, "id", "status"})
+Metadata = Annotated[dict[ShortName, ShortValue], Field(max_length=16)]
+ConversationId = Annotated[str, Field(min_length=1, max_length=64)]
+LOGPROBS = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "file_search_call.results",
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""As the dialect has them; what there is none of here can't be included."""
 
 
 class WireFunctionTool(Wire):
@@ -124,6 +82,21 @@ class WireTextFormat(Wire):
 
 class WireText(Wire):
     format: WireTextFormat | None = None
+    verbosity: str | None = None
+
+
+class WireReasoning(Wire):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class WireConversation(Wire):
+    id: ConversationId
+
+
+class WireCompaction(Wire):
+    type: Literal["compaction"]
+    compact_threshold: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
 
 
 class WireStreamOptions(Wire):
@@ -134,7 +107,7 @@ class WireResponse(Wire):
     """The body of POST /v1/responses."""
 
     model: str = Field(min_length=1, max_length=256)
-    input: Annotated[list[WireItem], BeforeValidator(_as_items), Field(min_length=1)]
+    input: Annotated[list[WireItem], BeforeValidator(as_items), Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2)
@@ -142,13 +115,20 @@ class WireResponse(Wire):
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
     store: bool | None = None
+    background: bool | None = None
     previous_response_id: str | None = Field(None, min_length=1, max_length=64)
+    conversation: ConversationId | WireConversation | None = None
+    context_management: list[WireCompaction] | None = Field(None, max_length=1)
+    include: list[Include] | None = Field(None, max_length=16)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    reasoning: WireReasoning | None = None
+    prompt_cache_options: WireCacheOptions | None = None
     tools: list[WireFunctionTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | WireNamedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: WireText | None = None
     service_tier: str | None = Field(None, max_length=64)
-    metadata: dict[ShortName, ShortValue] | None = Field(None, max_length=16)
+    metadata: Metadata | None = None
     truncation: Literal["auto", "disabled"] | None = None
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     context_policy: Literal["auto", "full", "refined"] | None = None
@@ -156,17 +136,44 @@ class WireResponse(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ResponseCall(ChatCall):
-    """`items` are the request's own input, as it came; `echo` is what the answer repeats of the request."""
+    """`items` are the request's own input, as it came, `echo` is what the answer repeats of the request.
+    `compaction`: when the prompt is compacted first; `before` is what came before `items`, `compacted` what was
+    made of it."""
 
     items: tuple[dict[str, Any], ...] = ()
     store: bool = True
+    background: bool = False
+    conversation_id: str | None = None
+    compaction: WireCompaction | None = None
+    include_logprobs: bool = False
+    before: tuple[Item, ...] = ()
+    compacted: tuple[dict[str, Any], ...] = ()
     echo: Mapping[str, Any] | None = None
 
 
-def previous_of(body: bytes) -> str | None:
-    """The answer that a request goes on from, before the rest of it is read."""
-    found = parse_json_object(body).get("previous_response_id")
-    return found if isinstance(found, str) and 0 < len(found) <= 64 else None
+@dataclass(frozen=True, slots=True)
+class GoesOnFrom:
+    """What a request goes on from, before the rest of it is read."""
+
+    previous_id: str | None = None
+    conversation_id: str | None = None
+
+
+def goes_on_from(body: bytes) -> GoesOnFrom:
+    """Raises `InvalidRequest` for a body that names both; wrong types are found when the rest is read."""
+    raw = parse_json_object(body)
+    previous, talk = raw.get("previous_response_id"), raw.get("conversation")
+    if isinstance(talk, dict):
+        talk = talk.get("id")
+    if previous is not None and talk is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation can't be sent together.", hint="Send one.", param="conversation"
+        )
+    return GoesOnFrom(_short(previous), _short(talk))
+
+
+def _short(value: object) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= 64 else None
 
 
 def parse_response(
@@ -180,37 +187,38 @@ def parse_response(
 ) -> ResponseCall:
     """See `dialect.Parse`; `before` are the items of the answers that this one goes on from."""
     raw = parse_json_object(body)
-    for field, neutral in UNSUPPORTED.items():
-        if field in raw and raw[field] not in neutral:
-            raise Unsupported(f"{field} isn't supported by this server yet.", hint="Leave it out.", param=field)
-    items = _as_items(raw.get("input"))
+    check_fields("responses", raw)
+    items = as_items(raw.get("input"))
     check_count({"messages": [*before, *items] if isinstance(items, list) else items}, settings.server.max_messages)
-    wire = _validated(WireResponse, raw)
-    earlier = _validated(_Items, {"input": list(before)}).input
-    messages = tuple(_messages([*earlier, *wire.input], wire.instructions))
+    wire = validated(WireResponse, raw)
+    own = [kept(item) for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    messages = tuple(messages_of([*read_items(before), *wire.input], wire.instructions))
     request = _request(wire, messages, request_id, caller, arrival_s, settings)
-    own = tuple(_kept(item) for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     store = wire.store is not False and caller.role != "read-only"
+    if wire.background and not store:
+        raise InvalidRequest(
+            "background needs the answer to be kept.", hint="Don't send store: false.", param="store"
+        )
+    talk = wire.conversation.id if isinstance(wire.conversation, WireConversation) else wire.conversation
     return ResponseCall(
-        request, bool(wire.stream), False, False, items=own, store=store, echo=_echo(raw, wire, store)
+        request,
+        bool(wire.stream),
+        False,
+        False,
+        obfuscate=bool(wire.stream_options and wire.stream_options.include_obfuscation),
+        ignored=ignored_fields(raw, WireResponse.model_fields, "responses"),
+        items=tuple(own),
+        store=store,
+        background=bool(wire.background),
+        conversation_id=talk,
+        compaction=wire.context_management[0] if wire.context_management else None,
+        include_logprobs=LOGPROBS in (wire.include or ()),
+        before=tuple(before),
+        echo=_echo(raw, wire, store, talk, request),
     )
 
 
-def _kept(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item without the fields that nobody reads: else anything could be stored with it."""
-    kept = {name: value for name, value in item.items() if name in _ITEM_FIELDS}
-    for name in ("content", "output"):
-        if isinstance(kept.get(name), list):
-            parts = [{key: part[key] for key in part if key in WirePart.model_fields} for part in kept[name]]
-            kept[name] = parts
-    return kept
-
-
-class _Items(Wire):
-    input: list[WireItem]
-
-
-def _validated(shape: type[Body], raw: Mapping[str, Any]) -> Body:
+def validated(shape: type[Body], raw: Mapping[str, Any]) -> Body:
     try:
         return shape.model_validate(raw)
     except ValidationError as error:
@@ -236,17 +244,31 @@ def _request(
             top_p=1.0 if wire.top_p is None else max(float(wire.top_p), 1e-6),
             max_tokens=wire.max_output_tokens,
             grammar=_grammar(wire.text),
+            logprobs=(wire.top_logprobs or 0) if LOGPROBS in (wire.include or ()) else None,
         ),
-        deadline_s=wire.deadline_s or caller.deadline_s,
-        context_policy=ContextPolicy(wire.context_policy or "auto"),
+        # Nobody waits for an answer in the background: nothing is left out to be in time.
+        deadline_s=wire.deadline_s or (settings.model_serving.timeout if wire.background else caller.deadline_s),
+        context_policy=_policy(wire),
         service_class=service_class(wire.service_tier),
         tools=_tools(wire),
-        whole=not wire.stream,
+        whole=not wire.stream and not wire.background,
         key_id=caller.key_id,
+        limits=caller.limits,
+        effort=wire.reasoning.effort if wire.reasoning is not None else None,
     )
+    request = prewarmed(request, wire.prompt_cache_options, settings.model_serving.timeout)
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="input")
     return request
+
+
+def _policy(wire: WireResponse) -> ContextPolicy:
+    """`truncation` in our words: `disabled` leaves nothing out, `auto` leaves out what doesn't fit or takes too
+    long. Unlike OpenAI's, the default is `auto`, and the answer says so."""
+    meant = {"disabled": "full", "auto": "auto", None: None}[wire.truncation]
+    if meant is not None and wire.context_policy not in (None, meant):
+        raise InvalidRequest("truncation and context_policy disagree.", hint="Send one.", param="truncation")
+    return ContextPolicy(wire.context_policy or meant or "auto")
 
 
 def _grammar(text: WireText | None) -> Grammar | None:
@@ -279,7 +301,9 @@ def _tools(wire: WireResponse) -> Tools:
     return tools_of(offered, choice, wire.parallel_tool_calls)
 
 
-def _echo(raw: Mapping[str, Any], wire: WireResponse, store: bool) -> dict[str, Any]:
+def _echo(
+    raw: Mapping[str, Any], wire: WireResponse, store: bool, talk: str | None, request: Request
+) -> dict[str, Any]:
     """What an answer repeats of its request."""
     names = ("instructions", "max_output_tokens", "temperature", "top_p", "previous_response_id")
     return {name: getattr(wire, name) for name in names} | {
@@ -289,75 +313,9 @@ def _echo(raw: Mapping[str, Any], wire: WireResponse, store: bool) -> dict[str, 
         "text": raw.get("text") or {"format": {"type": "text"}},
         "tool_choice": raw.get("tool_choice") or "auto",
         "tools": raw.get("tools") or [],
-        "truncation": wire.truncation or "disabled",
+        "truncation": "disabled" if request.context_policy is ContextPolicy.FULL else "auto",
+        "background": bool(wire.background),
+        "conversation": {"id": talk} if talk is not None else None,
+        "reasoning": {"effort": request.effort, "summary": None},
+        "top_logprobs": wire.top_logprobs or 0,
     }
-
-
-# ------------------------------------------------------------------------------------------------------ items
-
-
-def _messages(items: Sequence[WireItem], instructions: str | None) -> Iterator[Message]:
-    """Calls in a row are one assistant message, with the text before them, as models' templates have it."""
-    if instructions:
-        yield Message("system", (TextPart(instructions),))
-    said: tuple[TextPart | FilePart, ...] | None = None  # of an assistant, waiting for its calls
-    calls: list[ToolCall] = []
-    for index, item in enumerate(items):
-        place = f"input[{index}]"
-        if item.type == "function_call":
-            calls += _call(item, place)
-            continue
-        if item.type == "reasoning":
-            continue  # what was thought before isn't said again
-        if said is not None or calls:
-            yield Message("assistant", said or (), tuple(calls))
-            said, calls = None, []
-        message = _message(item, place)
-        if message.role == "assistant":
-            said = message.parts
-        else:
-            yield message
-    if said is not None or calls:
-        yield Message("assistant", said or (), tuple(calls))
-
-
-def _message(item: WireItem, param: str) -> Message:
-    if item.type == "function_call_output":
-        if item.call_id is None or item.output is None:
-            raise InvalidRequest(f"{param} has no call_id or no output.", param=param)
-        return Message("tool", _parts(item.output, f"{param}.output"), tool_call_id=item.call_id)
-    if item.type != "message" or item.role is None:
-        raise Unsupported(
-            f"{param} is of a type this server can't read.",
-            hint="It takes message, function_call and function_call_output.",
-            param=f"{param}.type",
-        )
-    if not item.content:
-        raise InvalidRequest(f"{param} has no content.", hint="Send a text.", param=f"{param}.content")
-    role = "system" if item.role == "developer" else item.role
-    return Message(role, _parts(item.content, f"{param}.content"))
-
-
-def _parts(wire: Sequence[WirePart], param: str) -> tuple[TextPart | FilePart, ...]:
-    return tuple(_part(part, f"{param}[{index}]") for index, part in enumerate(wire))
-
-
-def _part(part: WirePart, param: str) -> TextPart | FilePart:
-    if part.type in ("input_text", "output_text", "text") and part.text is not None:
-        return TextPart(part.text)
-    if part.type == "refusal":
-        return TextPart(part.refusal or "")
-    if part.type == "input_file" and part.file_id:
-        return FilePart(part.file_id)
-    raise Unsupported(
-        f"{param} is of a type this server can't read; it takes input_text, output_text and input_file by file_id.",
-        hint="Upload documents with POST /v1/files and name them by id.",
-        param=f"{param}.type",
-    )
-
-
-def _call(item: WireItem, param: str) -> tuple[ToolCall, ...]:
-    if item.call_id is None or item.name is None:
-        raise InvalidRequest(f"{param} has no call_id or no name.", hint="Send it as it was answered.", param=param)
-    called = WireCalled(name=item.name, arguments=item.arguments or "{}")
-    return calls_of([WireCall(id=item.call_id, function=called)], param)

@@ -1,7 +1,8 @@
 """Streams that outlive a dropped connection (spec C5): a log of one answer's events, and who may read it again.
 
 A caller opts in with `stream_options.resumable`; its answer then runs on for `RESUME_S` after the last reader left,
-instead of being cancelled at once. Knows encoded events and tenants; doesn't know what the events say.
+instead of being cancelled at once. One in the background (OpenAI's Responses) runs to its end, whoever reads. Knows
+encoded events and tenants; doesn't know what the events say.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_LOG_BYTES = 16 * 1024 * 1024
 """Of one answer; older events are dropped first, and can't be resumed from then on."""
 
 _CHECK_S = 0.5
-_DATA = b"data: "
+_COMMENT = b":"
 _END = b"\n\n"
 
 
@@ -41,7 +42,7 @@ class StreamLog:
     def add(self, encoded: bytes, settled: bool) -> None:
         """Append the data events in `encoded`; comments aren't kept. `settled`: see `read`."""
         for piece in encoded.split(_END):
-            if piece.startswith(_DATA):
+            if piece and not piece.startswith(_COMMENT):
                 number = self._dropped + len(self._events)
                 event = b"id: %d\n" % number + piece + _END
                 self._events.append(event)
@@ -51,6 +52,20 @@ class StreamLog:
             self._dropped += 1
         self._settled = self._settled or settled
         self._wake()
+
+    def whole(self, last: bytes) -> bytes | None:
+        """All events and `last`, for `of`; None where the oldest are no longer held."""
+        if self._dropped:
+            return None
+        return b"".join(event.split(b"\n", 1)[1] for event in self._events) + last
+
+    @classmethod
+    def of(cls, tenant: str, events: bytes) -> StreamLog:
+        """The log of a stream that has ended."""
+        log = cls(tenant)
+        log.add(events, settled=True)
+        log.finish(None)
+        return log
 
     def finish(self, error: PeriluneError | None) -> None:
         """No more events; readers get `error` raised after the last one."""
@@ -91,12 +106,23 @@ class Resumables:
         self._logs: dict[str, StreamLog] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self, key: str, tenant: str, write: Callable[[StreamLog], Coroutine[Any, Any, None]]) -> StreamLog:
-        """Run `write` on a new log, until it ends or nobody has read for a while."""
+    def start(
+        self,
+        key: str,
+        tenant: str,
+        write: Callable[[StreamLog], Coroutine[Any, Any, None]],
+        patient: bool = False,
+    ) -> StreamLog:
+        """Run `write` on a new log, until it ends or nobody has read for a while; `patient`: until it ends. Its
+        events are held for a while after it."""
         log = StreamLog(tenant)
         self._logs[key] = log
-        self._tasks[key] = asyncio.create_task(self._supervise(key, log, write(log)))
+        self._tasks[key] = asyncio.create_task(self._supervise(key, log, write(log), patient))
         return log
+
+    def holds(self, key: str, tenant: str) -> bool:
+        log = self._logs.get(key)
+        return log is not None and log.tenant == tenant
 
     def find(self, key: str, tenant: str) -> StreamLog:
         """Raises `NotFound`, for another tenant's stream too."""
@@ -123,14 +149,15 @@ class Resumables:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _supervise(self, key: str, log: StreamLog, writing: Coroutine[Any, Any, None]) -> None:
+    async def _supervise(self, key: str, log: StreamLog, writing: Coroutine[Any, Any, None], patient: bool) -> None:
         writer = asyncio.create_task(self._guarded(log, writing))
         idle_s = 0.0
         try:
             while idle_s < self._resume_s:
                 pause_s = min(_CHECK_S, self._resume_s)
                 await asyncio.sleep(pause_s)
-                idle_s = 0.0 if log.readers else idle_s + pause_s
+                wanted = log.readers or (patient and not writer.done())
+                idle_s = 0.0 if wanted else idle_s + pause_s
         finally:
             writer.cancel()
             await asyncio.wait({writer})

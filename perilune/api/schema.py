@@ -1,8 +1,7 @@
 """The wire form of a chat request, and its way into `core.Request` (spec S1, X4).
 
-Knows OpenAI's fields and ours; doesn't know models or files. Every field is strictly typed. A field this server
-doesn't know is ignored when it is bookkeeping (`user`, `metadata`, `store`, …) and refused with 400 when honouring
-it would change the answer: `UNSUPPORTED` is that list, and the neutral values that are accepted.
+Knows OpenAI's fields and ours; doesn't know models or files. Every field is strictly typed. What happens with a
+field that isn't honoured is written in fields.py.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
 from perilune.api.errors import Unsupported
+from perilune.api.fields import Effort, WireCacheOptions, check_fields, ignored_fields, prewarmed
 from perilune.api.forms import WireResponseFormat, WireStructured, grammar_of
 from perilune.api.limits import parse_json_object
 from perilune.api.tools import MAX_CALLS, Choice, Offered, WireCall, calls_of, tools_of
+from perilune.api.wire import Wire
 from perilune.config import Settings
 from perilune.core import (
     ContextPolicy,
@@ -45,30 +46,6 @@ _SMALLEST_TOP_P = 1e-6
 _FORM = re.compile(r"[A-Z]|[a-z-]+\[|(str|int|float|bool|dict|none)$")
 Number = TypeVar("Number", int, float)
 
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "audio": (None,),
-    "modalities": (None, [], ["text"]),
-    "prediction": (None,),
-    "web_search_options": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "stop_token_ids": (None, []),
-    "bad_words": (None, []),
-    "min_tokens": (None, 0),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "use_beam_search": (None, False),
-    "prompt_logprobs": (None, False),
-    "chat_template": (None,),
-    "chat_template_kwargs": (None, {}),
-    "continue_final_message": (None, False),
-}
-"""Field -> values that change nothing and are accepted."""
-
 _UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "function_call": (None,),
     "audio": (None,),
@@ -93,18 +70,15 @@ TIER_OF_CLASS: Mapping[ServiceClass, str] = {
 """What a response reports as the tier that was used."""
 
 
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
 def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-class Wire(BaseModel):
-    """Strict: a number in quotes is not a number, and NaN is none either."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 class WireFile(Wire):
@@ -131,6 +105,7 @@ class WireMessage(Wire):
 class WireStreamOptions(Wire):
     include_usage: bool | None = None
     include_progress: bool | None = None
+    include_obfuscation: bool | None = None
     resumable: bool | None = None
 
 
@@ -150,7 +125,7 @@ SessionId = Annotated[str, AfterValidator(_session_id)]
 class WireChat(Wire):
     """The body of POST /v1/chat/completions."""
 
-    model: str = Field(min_length=1, max_length=256)
+    model: ModelName
     messages: list[WireMessage] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
@@ -175,11 +150,14 @@ class WireChat(Wire):
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: WireStreamOptions | None = None
+    return_progress: bool | None = None
     deadline: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     deadline_s: float | None = Field(None, gt=0, le=MAX_DEADLINE_S)
     context_policy: Literal["auto", "full", "refined"] | None = None
     attention_preset: Literal["auto", "general", "support", "contract", "paper", "rag"] | None = None
     service_tier: str | None = Field(None, max_length=64)
+    reasoning_effort: Effort | None = None
+    prompt_cache_options: WireCacheOptions | None = None
     session: SessionId | None = None
     local_only: bool | None = None
     session_scope: (
@@ -190,19 +168,21 @@ class WireChat(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A chat request and how its answer is to be delivered."""
+    """A chat request and how its answer is to be delivered. `ignored` are the names of fields that nobody reads."""
 
     request: Request
     stream: bool
     include_usage: bool
     include_progress: bool
     resumable: bool = False
+    obfuscate: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> ChatCall:
     """Untrusted bytes -> a request. Raises `InvalidRequest` naming the field; nothing else, whatever the bytes."""
     raw = parse_json_object(body)
-    _refuse_unsupported(raw)
+    check_fields("chat", raw)
     check_count(raw, settings.server.max_messages)
     _refuse_in_messages(raw)
     try:
@@ -232,7 +212,9 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         key_id=caller.key_id,
         limits=caller.limits,
         profile=settings.memory.profile and wire.profile is not False,
+        effort=wire.reasoning_effort,
     )
+    request = prewarmed(request, wire.prompt_cache_options, settings.model_serving.timeout)
     if request.session_id is not None and caller.role == "read-only":
         raise Forbidden(
             "A key with the role read-only can't add to a session.",
@@ -244,8 +226,10 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         request,
         bool(wire.stream),
         bool(options.include_usage),
-        bool(options.include_progress),
+        bool(options.include_progress or wire.return_progress),
         bool(options.resumable),
+        bool(options.include_obfuscation),
+        ignored_fields(raw, WireChat.model_fields, "chat"),
     )
 
 
@@ -262,12 +246,6 @@ def wrong_field(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(
         f"Wrong value for {param}: {first['msg'].lower()}.", hint="docs/api.md lists every field.", param=param
     )
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    for field, neutral in UNSUPPORTED.items():
-        if field in raw and raw[field] not in neutral:
-            raise _unsupported(field)
 
 
 def check_count(raw: Mapping[str, Any], max_messages: int) -> None:

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from perilune.api.auth import caller_of, require_writer
 from perilune.api.limits import number_of, parse_json_object, read_body
-from perilune.api.schema import MAX_SESSIONS, SessionId, Wire, wrong_field
-from perilune.api.wire import json_response
+from perilune.api.schema import MAX_SESSIONS, SessionId, wrong_field
+from perilune.api.wire import Wire, json_response
 from perilune.core import Passage, SearchResult, SessionInfo, SessionTurn, Times
 from perilune.errors import InvalidRequest, NotFound
 from perilune.memory.session_ids import is_session_id

@@ -1,14 +1,22 @@
-"""JSON responses: the one way a body leaves this server, for raw ASGI endpoints and for starlette's."""
+"""JSON in and out: how bodies are typed, and the one way one leaves this server, for raw ASGI endpoints and for
+starlette's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import orjson
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 from starlette.types import Send
 
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Wire(BaseModel):
+    """A body, or part of one. Strict: a number in quotes is not a number, and NaN is none either."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
 async def send_json(send: Send, status: int, payload: object, headers: Headers = ()) -> None:

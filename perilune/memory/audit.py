@@ -26,6 +26,7 @@ Action = Literal[
     "session.delete",
     "response.delete",
     "vector_store.delete",
+    "conversation.delete",
     "profile.erase",
     "tenant.forget",
 ]

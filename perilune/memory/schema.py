@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0014"
+HEAD = "0011"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -99,8 +99,41 @@ RESPONSES = Table(
     Column("created_at", Float, nullable=False),
     Column("previous_id", String(64)),  # the answer that this one went on from
     Column("input", Text, nullable=False),  # JSON: this answer's own items
-    Column("body", Text, nullable=False),  # JSON: the answer as it was given
+    Column("body", Text, nullable=False),  # JSON: the answer as it was given, or as far as it is
+    Column(
+        "size", BigInteger, nullable=False, server_default="0"
+    ),  # of input, body and events: the quota counts it
+    Column("conversation_id", String(64)),
+    Column("runner", String(64)),  # whose process makes the answer; null: it is made
+    Column("events", LargeBinary),  # the stream of a background answer, compressed
     Index(None, "tenant", "created_at"),
+    Index("ix_responses_size", "tenant", "size"),
+    Index("ix_responses_runner", "runner"),
+    Index("ix_responses_conversation", "conversation_id"),
+)
+
+CONVERSATIONS = Table(  # of OpenAI's Conversations API (memory/conversations.py)
+    "conversations",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("last_at", Float, nullable=False),  # when an item was last added
+    Column("metadata", Text, nullable=False),  # JSON, the caller's own
+    Index(None, "tenant", "last_at"),
+)
+
+CONVERSATION_ITEMS = Table(
+    "conversation_items",
+    METADATA,
+    Column("conversation_id", String(64), ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # order of arrival
+    Column("id", String(96), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("size", Integer, nullable=False),  # characters of the item
+    Column("item", Text, nullable=False),  # JSON
+    UniqueConstraint("conversation_id", "id"),
+    Index("ix_conversation_items_size", "tenant", "size"),
 )
 
 FILES = Table(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,15 @@ from perilune.api.app import create_app, listen
 from perilune.api.connection import Connection
 from perilune.api.limits import MAX_HEADER_BYTES
 from perilune.config import ServerSettings, Settings
+from perilune.core import DEFAULT_TENANT
+from perilune.memory.responses import ResponseStore
+from perilune.memory.schema import FILES
+from perilune.memory.store import Store
 from perilune.ops.metrics import PrometheusSink
+from perilune.service.archive import Archive
 from perilune.telemetry import Telemetry
 
-from .fakes import MODEL, FakeService
+from .fakes import CITATION, MODEL, FakeService
 
 
 @dataclass
@@ -55,6 +60,19 @@ class Server:
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Server]]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Iterator[Archive]:
+    """Kept answers in a real database that knows the file which the scripted answers quote."""
+    store = Store(tmp_path / "database")
+    row = {"id": CITATION.file_id, "tenant": DEFAULT_TENANT, "filename": CITATION.filename, "purpose": "user_data"}
+    numbers = {"size_bytes": 1, "pages_parsed": 0, "passages": 0, "chars": 0, "created_at": 0.0}
+    values = {**row, **numbers, "sha256": "", "status": "processed", "text_complete": True}
+    with store.write() as connection:
+        connection.execute(FILES.insert().values(values))
+    yield Archive(ResponseStore(store))
+    store.close()
 
 
 @pytest.fixture

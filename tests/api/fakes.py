@@ -244,6 +244,7 @@ class FakeService:
     ratings: Ratings | None = None
     vector_stores: VectorStoreService = field(default_factory=lambda: VectorStoreService(None, None))
     requests: list[Request] = field(default_factory=list)
+    tokens: int = 0  # of every prompt; 0: its words
     open: int = 0
     closed_at: list[float] = field(default_factory=list)
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -276,7 +277,7 @@ class FakeService:
         await self.conversations.forget_tenant(tenant)
 
     async def count_tokens(self, request: Request) -> int:
-        return sum(len(message.text.split()) for message in request.messages)
+        return self.tokens or sum(len(message.text.split()) for message in request.messages)
 
     async def estimate(self, request: Request) -> Plan:
         if request.model != MODEL:

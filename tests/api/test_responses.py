@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from perilune.core import (
 from perilune.errors import InvalidRequest, NotFound, Overloaded
 from perilune.memory import responses
 from perilune.memory.entries import remove_tenant
-from perilune.memory.responses import ResponseStore
+from perilune.memory.responses import Made, ResponseStore
 from perilune.memory.store import Store
 from perilune.service.archive import Archive
 from perilune.service.ports import Caller
@@ -36,11 +35,10 @@ TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type"
 SAID = "".join(WORDS)
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Iterator[Archive]:
-    store = Store(tmp_path / "database")
-    yield Archive(ResponseStore(store))
-    store.close()
+def keep(store: ResponseStore, tenant: str, items: list[dict[str, Any]], body: dict[str, Any]) -> None:
+    body = {"status": "completed", **body}
+    store.begin(tenant, items, body)
+    assert store.finish(tenant, Made(body))
 
 
 async def test_whole_and_streamed_answers_are_equal(serve: Serve) -> None:
@@ -118,7 +116,7 @@ async def test_streams_are_kept_and_store_false_is_not(serve: Serve, archive: Ar
 
 
 async def test_another_tenants_answer_is_not_found(serve: Serve, archive: Archive) -> None:
-    keys = {"any": Caller("ada", "user"), "other": Caller("bob", "user"), "reader": Caller("ada", "read-only")}
+    keys = {"any": Caller("local", "user"), "other": Caller("bob", "user"), "reader": Caller("local", "read-only")}
     async with serve(FakeService(responses=archive, keys=keys)) as server:
         first = await server.client.responses.create(**ASK)
         other = server.client.with_options(api_key="other")
@@ -234,8 +232,10 @@ async def test_errors(serve: Serve) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "call_id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": "["}]}, "input[0]"),
-        ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True, "store": False}, "store"),
+        ({"conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
+        ({"truncation": "disabled", "context_policy": "refined"}, "truncation"),
+        ({"include": ["message.everything"]}, "include[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "yaml"}}}, "text.format.type"),
@@ -274,7 +274,7 @@ def test_a_chain_is_bounded_in_characters(tmp_path: Path, monkeypatch: pytest.Mo
     kept = ResponseStore(store)
     for index in range(10):
         before = f"resp_{index - 1}" if index else None
-        kept.add("local", [{"content": "x" * 200}], {"id": f"resp_{index}", "previous_response_id": before})
+        keep(kept, "local", [{"content": "x" * 200}], {"id": f"resp_{index}", "previous_response_id": before})
     assert len(kept.chain("local", "resp_2")) == 3
     with pytest.raises(InvalidRequest, match="characters"):
         kept.chain("local", "resp_9")
@@ -286,9 +286,9 @@ def test_what_is_old_goes_unless_a_younger_answer_goes_on_from_it(tmp_path: Path
     store = Store(tmp_path / "database")
     kept = ResponseStore(store, lambda: now_s)
     for name, before in (("a", None), ("b", "a"), ("alone", None), ("alone_2", "alone")):
-        kept.add("local", [], {"id": name, "previous_response_id": before})
+        keep(kept, "local", [], {"id": name, "previous_response_id": before})
     now_s = 10.0
-    kept.add("local", [], {"id": "c", "previous_response_id": "b"})
+    keep(kept, "local", [], {"id": "c", "previous_response_id": "b"})
     assert kept.expire(5.0) == 2
     assert len(kept.chain("local", "c")) == 3
     for gone in ("alone", "alone_2"):
@@ -302,18 +302,17 @@ def test_what_is_deleted_takes_its_answers_along(tmp_path: Path) -> None:
     store = Store(tmp_path / "database")
     kept = ResponseStore(store)
     quoting = {"id": "quoting", "perilune": {"citations": [{"file_id": "file-1", "quote": "A secret."}]}}
-    kept.add("local", [], quoting)
-    kept.add("local", [{"content": [{"type": "input_file", "file_id": "file-1"}]}], {"id": "naming"})
-    kept.add("local", [], {"id": "plain"})
-    kept.add("other", [], quoting | {"id": "theirs"})
+    keep(kept, "local", [], quoting)
+    keep(kept, "local", [{"content": [{"type": "input_file", "file_id": "file-1"}]}], {"id": "naming"})
+    keep(kept, "local", [], {"id": "plain"})
+    keep(kept, "other", [], quoting | {"id": "theirs"})
     with store.write() as connection:
         responses.forget_quotes(connection, "local", "file-1")
     for gone in ("quoting", "naming"):
         with pytest.raises(NotFound):
             kept.get("local", gone)
-    kept.add("local", [], {"id": "late", "previous_response_id": "quoting"})  # it was deleted meanwhile
-    with pytest.raises(NotFound):
-        kept.get("local", "late")
+    with pytest.raises(NotFound):  # it was deleted meanwhile
+        keep(kept, "local", [], {"id": "late", "previous_response_id": "quoting"})
     kept.get("local", "plain")
     with store.write() as connection:
         remove_tenant(connection, "local")

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perilune.api.schema import MAX_CHOICES, UNSUPPORTED, ChatCall, WireChat, WireStreamOptions, parse_chat
+from perilune.api.fields import REFUSED
+from perilune.api.schema import MAX_CHOICES, ChatCall, WireChat, WireStreamOptions, parse_chat
 from perilune.config import ModelSettings, ServerSettings, Settings
 from perilune.core import ServiceClass
 from perilune.errors import InvalidRequest
 from perilune.service.ports import Caller
 
 SETTINGS = Settings(server=ServerSettings(max_messages=8), model=ModelSettings(temperature=0.7))
+UNSUPPORTED = REFUSED["chat"]
 GOOD: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -27,7 +27,7 @@ from perilune.errors import (
     UnsupportedDocument,
 )
 from perilune.memory.library import Library
-from perilune.memory.responses import ResponseStore
+from perilune.memory.responses import Made, ResponseStore
 from perilune.memory.schema import METADATA
 from perilune.memory.store import Store
 from tests.memory.conftest import OCTAVE, add, ingest
@@ -208,8 +208,12 @@ def test_deleted_while_parsed(library: Library, store: Store) -> None:
 
 def test_kept_answers_that_quote_a_file_go_with_it(library: Library, store: Store) -> None:
     record, answers = add(library, TEXT, "moon.md"), ResponseStore(store)
-    answers.add("local", [], {"id": "quoting", "citations": [{"file_id": record.file_id, "quote": "The moon."}]})
-    answers.add("local", [], {"id": "plain"})
+    for body in (
+        {"id": "quoting", "citations": [{"file_id": record.file_id, "quote": "The moon."}]},
+        {"id": "plain"},
+    ):
+        answers.begin("local", [], body)
+        assert answers.finish("local", Made(body))
     library.delete_file("local", record.file_id)
     with pytest.raises(NotFound):
         answers.get("local", "quoting")
