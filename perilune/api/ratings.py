@@ -18,8 +18,8 @@ from perilune.api.auth import caller_of, require_writer
 from perilune.api.feedback import MAX_QUESTION_CHARS, WirePlace
 from perilune.api.limits import parse_json_object, read_body
 from perilune.api.paging import list_dict, part_of
-from perilune.api.schema import Wire, wrong_field
-from perilune.api.wire import json_response
+from perilune.api.schema import wrong_field
+from perilune.api.wire import Wire, json_response
 from perilune.core import Span
 from perilune.errors import InvalidRequest
 from perilune.memory.ratings import Chosen, NewRating, RatedAnswer, Rating

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
 from perilune.api.errors import Unsupported
-from perilune.api.schema import Wire
+from perilune.api.wire import Wire
 from perilune.core import (
     AttributeCombination,
     AttributeComparison,

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from perilune.api.auth import caller_of, require_writer
 from perilune.api.limits import parse_json_object, read_body
 from perilune.api.paging import list_dict, part_of
-from perilune.api.schema import Wire, wrong_field
+from perilune.api.schema import wrong_field
 from perilune.api.vector_store_schema import (
     WireFileBatch,
     WireFileChanges,
@@ -32,7 +32,7 @@ from perilune.api.vector_store_schema import (
     page_dict,
     store_dict,
 )
-from perilune.api.wire import json_response
+from perilune.api.wire import Wire, json_response
 from perilune.errors import InvalidRequest
 from perilune.memory.vector_stores import Changes, NewStoreFile
 from perilune.service.ports import ServiceApi
