@@ -132,12 +132,16 @@ class ToolMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What is offered, and what of it must be called: `name` is the one tool that is wanted (mode REQUIRED)."""
+    """What is offered, and what of it must be called: `name` is the one tool that is wanted (mode REQUIRED).
+
+    `allowed` are the names that may be called; None: all. The model is told of the others, too.
+    """
 
     offered: tuple[Tool, ...] = ()
     mode: ToolMode = ToolMode.AUTO
     name: str | None = None
     parallel: bool = True
+    allowed: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

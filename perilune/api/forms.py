@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from perilune.api.limits import parse_json_object
 from perilune.core import Grammar, GrammarKind
 from perilune.errors import InvalidRequest
 
@@ -86,13 +87,25 @@ def _of_structured(wire: WireStructured) -> Grammar:
     if wire.json_object:
         return Grammar(GrammarKind.JSON_SCHEMA, _ANY_OBJECT, "structured_outputs.json_object")
     if wire.json_ is not None:
-        source = wire.json_ if isinstance(wire.json_, str) else json.dumps(wire.json_)
-        return Grammar(GrammarKind.JSON_SCHEMA, source, "structured_outputs.json")
+        schema = _parsed(wire.json_) if isinstance(wire.json_, str) else wire.json_
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema), "structured_outputs.json")
     if wire.regex is not None:
         return Grammar(GrammarKind.REGEX, wire.regex, "structured_outputs.regex")
     if wire.choice is not None:
         return Grammar(GrammarKind.REGEX, _one_of(wire.choice), "structured_outputs.choice")
     return Grammar(GrammarKind.LARK, wire.grammar or "", "structured_outputs.grammar")
+
+
+def _parsed(schema: str) -> dict[str, Any]:
+    """A schema that came as text, under the bounds of every JSON that comes."""
+    try:
+        return parse_json_object(schema.encode())
+    except InvalidRequest:
+        raise InvalidRequest(
+            "structured_outputs.json is no JSON object, or is nested too deeply.",
+            hint="Send the schema as an object.",
+            param="structured_outputs.json",
+        ) from None
 
 
 def _one_of(choices: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ from perilune.api.schema import (
 from perilune.api.tools import (
     MAX_TOOLS,
     Name,
+    WireAllowedChoice,
     WireFunction,
     WireNamed,
     WireTool,
@@ -72,6 +73,12 @@ class WireFunctionTool(Wire):
 class WireNamedChoice(Wire):
     type: Literal["function"]
     name: Name
+
+
+class WireAllowedNames(Wire):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[WireNamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 class WireTextFormat(Wire):
@@ -124,7 +131,7 @@ class WireResponse(Wire):
     reasoning: WireReasoning | None = None
     prompt_cache_options: WireCacheOptions | None = None
     tools: list[WireFunctionTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | WireNamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | WireNamedChoice | WireAllowedNames | None = None
     parallel_tool_calls: bool | None = None
     text: WireText | None = None
     service_tier: str | None = Field(None, max_length=64)
@@ -298,6 +305,10 @@ def _tools(wire: WireResponse) -> Tools:
     if isinstance(choice, WireNamedChoice):
         named = WireToolChoice(type="function", function=WireNamed(name=choice.name))
         return tools_of(offered, named, wire.parallel_tool_calls)
+    if isinstance(choice, WireAllowedNames):
+        names = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+        given = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": names}}
+        return tools_of(offered, WireAllowedChoice.model_validate(given), wire.parallel_tool_calls)
     return tools_of(offered, choice, wire.parallel_tool_calls)
 
 

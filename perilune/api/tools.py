@@ -46,6 +46,23 @@ class WireToolChoice(_Wire):
     function: WireNamed
 
 
+class WireAllowedTool(_Wire):
+    type: Literal["function"]
+    function: WireNamed
+
+
+class WireAllowed(_Wire):
+    mode: Literal["auto", "required"]
+    tools: list[WireAllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class WireAllowedChoice(_Wire):
+    """Some of the tools: clients send all of them each time, because prompts that begin alike are cached."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: WireAllowed
+
+
 class WireCalled(_Wire):
     name: Name
     arguments: str = Field(max_length=MAX_ARGUMENTS_CHARS)
@@ -57,7 +74,7 @@ class WireCall(_Wire):
     function: WireCalled
 
 
-Choice = Literal["none", "auto", "required"] | WireToolChoice
+Choice = Literal["none", "auto", "required"] | WireToolChoice | WireAllowedChoice
 Offered = Annotated[list[WireTool], Field(max_length=MAX_TOOLS)]
 
 
@@ -76,14 +93,21 @@ def tools_of(offered: Sequence[WireTool] | None, choice: Choice | None, parallel
         )
     several = parallel is not False
     if isinstance(choice, WireToolChoice):
-        if choice.function.name not in names:
-            raise InvalidRequest(
-                f"tool_choice names {choice.function.name!r}, which isn't among the tools.",
-                hint="Offer it.",
-                param="tool_choice",
-            )
+        _check_offered((choice.function.name,), names)
         return Tools(tools, ToolMode.REQUIRED, choice.function.name, several)
+    if isinstance(choice, WireAllowedChoice):
+        allowed = tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        _check_offered(allowed, names)
+        return Tools(tools, ToolMode(choice.allowed_tools.mode), None, several, allowed)
     return Tools(tools, ToolMode(choice or "auto"), None, several)
+
+
+def _check_offered(wanted: Sequence[str], names: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in names:
+            raise InvalidRequest(
+                f"tool_choice names {name!r}, which isn't among the tools.", hint="Offer it.", param="tool_choice"
+            )
 
 
 def _tool(wire: WireFunction, param: str) -> Tool:

@@ -14,6 +14,7 @@ from perilune.core import (
     FilePart,
     FinishReason,
     GrammarKind,
+    KeyLimits,
     TextDelta,
     ToolCallDelta,
     ToolMode,
@@ -200,6 +201,22 @@ async def test_what_is_asked_arrives(serve: Serve) -> None:
     assert request.sampling.grammar is not None
     assert request.sampling.grammar.kind is GrammarKind.JSON_SCHEMA
     assert request.tools.name == "add"
+
+
+async def test_a_keys_limits_hold_here_too(serve: Serve) -> None:
+    limits = KeyLimits(concurrency=1)
+    async with serve(
+        FakeService(keys={"k": Caller("a", "user", key_id="key-1", limits=limits)}), key="k"
+    ) as server:
+        await server.client.responses.create(**ASK)
+        names = [{"type": "function", "name": "add"}]
+        await server.client.responses.create(
+            **ASK,
+            tools=[TOOL],  # type: ignore[list-item]
+            tool_choice={"type": "allowed_tools", "mode": "auto", "tools": names},  # type: ignore[arg-type]
+        )
+    assert [request.limits for request in server.service.requests] == [limits, limits]
+    assert server.service.requests[-1].tools.allowed == ("add",)
 
 
 async def test_an_answer_that_is_cut_is_incomplete(serve: Serve) -> None:

@@ -24,6 +24,10 @@ def test_offers_and_choices() -> None:
     assert (none.mode, none.parallel) == (ToolMode.NONE, False)
     named = parse({**GOOD, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}})
     assert (named.request.tools.mode, named.request.tools.name) == (ToolMode.REQUIRED, "f")
+    names = [{"type": "function", "function": {"name": "f"}}]
+    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": names}}
+    allowed = parse({**GOOD, "tools": [TOOL], "tool_choice": some}).request.tools
+    assert (allowed.mode, allowed.name, allowed.allowed) == (ToolMode.REQUIRED, None, ("f",))
 
 
 def test_calls_and_results() -> None:

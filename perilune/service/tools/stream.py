@@ -30,17 +30,11 @@ def prepared(request: Request, notation: ToolFormat) -> Request:
     """The request as the model reads it: tools in the system message, calls and results as text, calls held to
     their schemas.
 
-    Raises `InvalidRequest` for a form beside tools, and for a result that answers no call.
+    Raises `InvalidRequest` for a form beside tools that is no JSON schema, and for a result that answers no call.
     """
     messages = tuple(_told(request.messages, notation))
-    grammar = tools_grammar(request.tools, notation)
+    grammar = tools_grammar(request.tools, notation, request.sampling.grammar)
     if grammar is not None:
-        if request.sampling.grammar is not None:
-            raise InvalidRequest(
-                "A request with tools can't ask for a form of the answer, too.",
-                hint='Leave out response_format, or set tool_choice to "none".',
-                param="response_format",
-            )
         messages = _with_instructions(messages, notation.instructions(request.tools.offered))
         request = replace(request, sampling=replace(request.sampling, grammar=grammar))
     return replace(request, messages=messages)

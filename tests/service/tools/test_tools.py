@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from perilune.core import (
     ChoiceFinished,
     FinishReason,
+    Grammar,
+    GrammarKind,
     Message,
     Request,
     SamplingParams,
@@ -70,13 +72,19 @@ def compiler(tokenizer: ModelTokenizer) -> GrammarCompiler:
 
 
 def write(
-    compiler: GrammarCompiler, tokenizer: ModelTokenizer, tools: Tools, notation: ToolFormat, seed: int
+    compiler: GrammarCompiler,
+    tokenizer: ModelTokenizer,
+    tools: Tools,
+    notation: ToolFormat,
+    seed: int,
+    form: Grammar | None = None,
+    likes: str | None = None,
 ) -> str:
-    """What a model of random numbers, that likes to begin calls, writes."""
-    grammar = tools_grammar(tools, notation)
+    """What a model of random numbers, that likes to begin calls (or this text), writes."""
+    grammar = tools_grammar(tools, notation, form)
     assert grammar is not None
     constraint, random, ids = compiler.constrain(grammar), np.random.default_rng(seed), []
-    liked = list(dict.fromkeys([*tokenizer.encode(notation.marker), *tokenizer.stop_ids]))
+    liked = list(dict.fromkeys([*tokenizer.encode(likes or notation.marker), *tokenizer.stop_ids]))
     for _ in range(300):
         scores = random.normal(0, 1, tokenizer.vocab_size)
         scores[liked] += 4
@@ -180,10 +188,35 @@ def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(InvalidRequest) as lonely:
         prepared(asked(said("user", "Hi"), said("tool", "rain", tool_call_id="call_9")), Hermes())
     assert lonely.value.param == "messages[1].tool_call_id"
-    form = tools_grammar(Tools(BOTH), Hermes())
+    form = Grammar(GrammarKind.REGEX, "a+", "structured_outputs.regex")
     with pytest.raises(InvalidRequest) as both:
         prepared(asked(said("user", "Hi"), sampling=SamplingParams(grammar=form)), Hermes())
-    assert both.value.param == "response_format"
+    assert both.value.param == "structured_outputs.regex"
+
+
+@pytest.mark.parametrize("notation", [Hermes(), Llama3()], ids=["hermes", "llama3"])
+def test_an_answer_is_calls_or_of_the_form(
+    compiler: GrammarCompiler, tokenizer: ModelTokenizer, notation: ToolFormat
+) -> None:
+    schema = {"type": "object", "properties": {"ok": {"enum": [True]}}, "required": ["ok"]}
+    form = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({**schema, "additionalProperties": False}))
+    seen = set()
+    for seed in range(12):
+        likes = '{"ok": true}' if seed % 2 else None
+        text = write(compiler, tokenizer, Tools(BOTH), notation, seed, form, likes)
+        calls = calls_in(text, notation)
+        seen.add(bool(calls))
+        if not calls:
+            assert json.loads(text) == {"ok": True}
+    assert seen == {True, False}
+
+
+def test_only_allowed_tools_are_called(compiler: GrammarCompiler, tokenizer: ModelTokenizer) -> None:
+    some = Tools(BOTH, ToolMode.REQUIRED, allowed=("add",))
+    for seed in range(3):
+        calls = calls_in(write(compiler, tokenizer, some, Hermes(), seed), Hermes())
+        assert {name for name, _ in calls} == {"add"}
+    assert "weather" in prepared(asked(said("user", "Hi"), tools=some), Hermes()).messages[0].text
 
 
 def test_events_become_calls() -> None:
