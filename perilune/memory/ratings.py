@@ -200,14 +200,6 @@ def key_of(answer_or_request_id: str) -> str:
     return answer_or_request_id.replace("-", "_", 1).partition("_")[2]
 
 
-def add_answer(
-    connection: sa.Connection, tenant: str, session_id: str, number: int, request_id: str, model: str
-) -> None:
-    """Note which entry of a session holds an answer's question."""
-    row = {"tenant": tenant, "source_id": session_id, "number": number, "model": model}
-    connection.execute(ANSWERS.insert().values(id=key_of(request_id), **row))
-
-
 # --------------------------------------------------------------------------------------------------------- rows
 
 

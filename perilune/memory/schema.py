@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0011"
+HEAD = "0015"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -345,6 +345,7 @@ ANSWERS = Table(  # which turns of a session an answer's id stands for (memory/r
     Column("source_id", String(64), nullable=False),
     Column("number", Integer, nullable=False),  # of the question's entry
     Column("model", String(256), nullable=False),
+    Column("details", Text),  # JSON: how it came about (memory/answers.py)
     Index(None, "tenant", "source_id"),
 )
 

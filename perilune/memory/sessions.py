@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from perilune.core import (
     ANY_TIME,
     Feedback,
+    KeptAnswer,
     Passage,
     ProfileFact,
     SearchResult,
@@ -26,7 +27,7 @@ from perilune.core import (
     Times,
 )
 from perilune.errors import InvalidRequest, NotFound
-from perilune.memory import audit, entries, export, profile, session_rows
+from perilune.memory import answers, audit, entries, export, profile, session_rows
 from perilune.memory.facts import MAX_KEY_CHARS, MAX_VALUE_CHARS, normal_key
 from perilune.memory.keys import validate_tenant
 from perilune.memory.memory import Memory, Turn
@@ -54,11 +55,11 @@ class Sessions:
         said: Sequence[tuple[str, str, float]],
         learn: bool = False,
         local_only: bool = False,
-        answer: tuple[str, str] | None = None,
+        answer: KeptAnswer | None = None,
     ) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the number of the first turn.
         `learn` facts for the profile from what the user says; `local_only` keeps the session on this machine from
-        now on; `answer` is the request's id and the model that answered. Raises `InvalidRequest` for a bad id."""
+        now on; `answer` says how the answer came about. Raises `InvalidRequest` for a bad id."""
         turns = [Turn(speaker, text, at) for speaker, text, at in said]
         return self._memory.add_turns(tenant, session_id, turns, learn, local_only, answer) + 1
 
@@ -120,6 +121,12 @@ class Sessions:
             session_rows.get(connection, tenant, session_id)
             rows = connection.execute(query).all()
         return [SessionTurn(row.source_id, row.number + 1, row.speaker or "", row.text, row.at) for row in rows]
+
+    def answers(self, tenant: str, session_id: str, first: int, last: int) -> dict[int, tuple[str, dict[str, Any]]]:
+        """(id, how it came about) of the answers to the questions from turn `first` to `last`, by their turns."""
+        with self._store.read() as connection:
+            found = answers.read(connection, tenant, session_id, first - 1, last - 1)
+        return {number + 1: answer for number, answer in found.items()}
 
     def search(
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME

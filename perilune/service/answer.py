@@ -63,6 +63,7 @@ from perilune.service.recall import (
 )
 from perilune.service.refine import Refined, Refiner
 from perilune.service.sessions import SessionService, Visit
+from perilune.service.telling import Telling
 from perilune.service.tools.formats import ToolFormat
 from perilune.telemetry import Telemetry
 
@@ -163,15 +164,12 @@ class Answer:
         request, sessions = self._request, self._parts.sessions
         if request.session_id is not None:
             self._visit = sessions.visit(request.tenant, request.session_id, request.local_only)
-        said: list[str] = []
+        telling = Telling(sessions, self._visit, request, _last_question(request), self._parts.clock)
         async with aclosing(self._answered()) as events:
-            async for event in events:
-                if isinstance(event, TextDelta) and event.choice == 0:
-                    said.append(event.text)
-                if isinstance(event, Completed) and self._visit is not None:
-                    asked, made = _last_question(request), (request.request_id, event.report.model)
-                    sessions.remember(self._visit, asked, "".join(said), request.profile, made)
-                yield event
+            with telling:
+                async for event in events:
+                    telling.see(event)
+                    yield event
 
     async def _answered(self) -> AsyncGenerator[Event, None]:
         """Gather, plan, compose, run."""

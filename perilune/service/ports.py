@@ -20,6 +20,7 @@ from perilune.core import (
     Feedback,
     FileRecord,
     Grammar,
+    KeptAnswer,
     KeyLimits,
     Page,
     PageView,
@@ -211,11 +212,15 @@ class SessionStore(Protocol):
         said: Sequence[tuple[str, str, float]],
         learn: bool = False,
         local_only: bool = False,
-        answer: tuple[str, str] | None = None,
+        answer: KeptAnswer | None = None,
     ) -> int:
         """Append what was said, as (speaker, text, seconds since the epoch); returns the first turn's number.
-        `learn` facts about the user from what they say; `local_only` keeps the session on this machine; `answer` is
-        the request's id and the model that answered, so that the answer is found by its id."""
+        `learn` facts about the user from what they say; `local_only` keeps the session on this machine; `answer`
+        says how the answer came about, and by which id it is found."""
+        ...
+
+    def answers(self, tenant: str, session_id: str, first: int, last: int) -> dict[int, tuple[str, dict[str, Any]]]:
+        """(id, how it came about) of the answers to the questions from turn `first` to `last`, by their turns."""
         ...
 
     def sessions(self, tenant: str, limit: int, cursor: str | None = None) -> list[SessionInfo]:
@@ -359,6 +364,9 @@ class Conversations(Protocol):
     async def set_title(self, tenant: str, session_id: str, title: str | None) -> None: ...
     async def fork(self, tenant: str, session_id: str, turn: int, new_id: str | None) -> SessionInfo: ...
     async def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]: ...
+    async def answers(
+        self, tenant: str, session_id: str, first: int, last: int
+    ) -> dict[int, tuple[str, dict[str, Any]]]: ...
     async def search(
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
     ) -> SearchResult: ...

@@ -41,6 +41,7 @@ from perilune.service.planner import Facts, choose
 from perilune.service.recall import CANDIDATES, turn_citation
 from perilune.service.routing import Routed, Router, Target, Trace
 from perilune.service.sessions import Visit
+from perilune.service.telling import Telling
 from perilune.service.text_prompt import TextComposer, TextPrompt, chosen_turns
 
 _REPLANS = 2
@@ -97,15 +98,12 @@ class RoutedAnswer:
         request, sessions = self._request, self._parts.sessions
         if request.session_id is not None:
             self._visit = sessions.visit(request.tenant, request.session_id, request.local_only)
-        said: list[str] = []
+        telling = Telling(sessions, self._visit, request, _question(request), self._parts.clock)
         async with aclosing(self._answered()) as events:
-            async for event in events:
-                if isinstance(event, TextDelta) and event.choice == 0:
-                    said.append(event.text)
-                if isinstance(event, Completed) and self._visit is not None:
-                    made = (request.request_id, event.report.model)
-                    sessions.remember(self._visit, _question(request), "".join(said), request.profile, made)
-                yield event
+            with telling:
+                async for event in events:
+                    telling.see(event)
+                    yield event
 
     async def _answered(self) -> AsyncGenerator[Event, None]:
         parts, request = self._parts, self._request

@@ -19,6 +19,7 @@ from typing import Any
 from perilune.core import (
     ANY_TIME,
     Feedback,
+    KeptAnswer,
     ProfileFact,
     Request,
     SearchResult,
@@ -93,10 +94,10 @@ class SessionService:
             )
 
     def remember(
-        self, visit: Visit, question: str, answer: str, learn: bool, answered: tuple[str, str] | None = None
+        self, visit: Visit, question: str, answer: str, learn: bool, answered: KeptAnswer | None = None
     ) -> None:
         """Store a question and its answer in the background, behind what is still being stored of the session;
-        `learn` facts about the user from the question. `answered` is the request's id and the answering model."""
+        `learn` facts about the user from the question. `answered` says how the answer came about."""
         key = (visit.tenant, visit.session_id)
         said = [(USER, question, visit.asked_at), (ASSISTANT, answer, self._now())]
         said = [turn for turn in said if turn[1].strip()]
@@ -184,6 +185,12 @@ class SessionService:
     async def turns(self, tenant: str, session_id: str, after: int, limit: int) -> list[SessionTurn]:
         await self.settled(tenant, [session_id])
         return await asyncio.to_thread(self._store().turns, tenant, session_id, after, limit)
+
+    async def answers(
+        self, tenant: str, session_id: str, first: int, last: int
+    ) -> dict[int, tuple[str, dict[str, Any]]]:
+        await self.settled(tenant, [session_id])
+        return await asyncio.to_thread(self._store().answers, tenant, session_id, first, last)
 
     async def search(
         self, tenant: str, session_ids: Sequence[str] | None, query: str, limit: int, times: Times = ANY_TIME
@@ -276,7 +283,7 @@ class SessionService:
         visit: Visit,
         said: list[tuple[str, str, float]],
         learn: bool,
-        answered: tuple[str, str] | None,
+        answered: KeptAnswer | None,
         earlier: asyncio.Task[None] | None,
     ) -> None:
         if earlier is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perilune.core import KeptAnswer
 from perilune.memory.ratings import Ratings
 from perilune.service.sessions import SessionService
 from perilune.telemetry import Telemetry
@@ -27,7 +28,7 @@ def service(tmp_path: Path) -> Iterator[FakeService]:
     kept = Kept(tmp_path)
     kept.sessions.add("acme", "trip", [("user", "The violin is in the attic.", 99.0)])
     kept.sessions.add(
-        "acme", "trip", [("user", ASKED, 100.0), ("assistant", SAID, 101.5)], answer=("req_a1", "smol")
+        "acme", "trip", [("user", ASKED, 100.0), ("assistant", SAID, 101.5)], answer=KeptAnswer("req_a1", "smol")
     )
 
     async def no_kv(owner: str) -> None:

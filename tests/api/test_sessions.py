@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perilune.core import KeptAnswer
 from perilune.memory.indexer import Indexer
 from perilune.memory.memory import Memory
 from perilune.memory.session_ids import session_owner
@@ -268,3 +269,43 @@ async def test_everything_of_a_tenant_is_deleted(serve: Serve, service: FakeServ
         assert len((await (await server.http.get("/v1/sessions", **as_("a"))).json())["data"]) == 2
         assert (await server.http.delete("/v1/memory", **as_("a"))).status == 200
         assert (await (await server.http.get("/v1/sessions", **as_("a"))).json())["data"] == []
+
+
+def kept_answer(file_id: str = "file-gone") -> KeptAnswer:
+    report = {
+        "plan": "refined",
+        "deadline_s": 5.0,
+        "measured_ttft_s": 1.24,
+        "tokens": {"offered": 1000, "exact": 400, "estimated": 0, "summarised": 0, "dropped": 600},
+        "citations": [
+            {"session": NAME, "turn": 1, "quote": "", "speaker": "", "at": None},
+            {"file_id": file_id, "page": 3, "anchor": "", "start": 0, "end": 9, "filename": "a.pdf", "quote": "x"},
+        ],
+    }
+    details = {"finish_reason": "cancelled", "total_s": 2.0, "files": [file_id], "usage": None, "perilune": report}
+    return KeptAnswer("req_77", MODEL, details)
+
+
+async def test_answers_have_their_card_and_the_session_is_a_file(serve: Serve, service: FakeService) -> None:
+    store = service.conversations._store()
+    said = [("user", "Which number?", 200.0), ("assistant", "It is\n4471.", 201.0)]
+    store.add("acme", NAME, said, answer=kept_answer())
+    async with serve(service) as server:
+        shown = await (await server.http.get(PATH, **as_("r"))).json()
+        assert [turn["files"] for turn in shown["data"]] == [[], [], ["file-gone"], []]
+        assert [turn["answer"] is not None for turn in shown["data"]] == [False, False, False, True]
+        answer = shown["data"][3]["answer"]
+        assert (answer["id"], answer["finish_reason"], answer["plan"]) == ("chatcmpl-77", "cancelled", "refined")
+        assert [each["quote"] for each in answer["citations"]] == ["My locker has the number 4471.", ""]
+        last = await (await server.http.get(f"{PATH}?after=3", **as_("r"))).json()
+        assert last["data"] == shown["data"][3:]
+        saved = await server.http.get(f"{PATH}?format=markdown", **as_("r"))
+        assert saved.headers["content-disposition"].endswith("My%20locker%20has%20the%20number%204471..md")
+        text = await saved.text()
+        assert "## 4. Perilune, 1970-01-01 00:03 UTC\n\nIt is\n4471.\n" in text
+        assert "*plan refined; first word after 1.2 s of 5 s; 400 of 1,000 tokens read exactly" in text
+        assert "stopped*\n\n- turn 1: “My locker has the number 4471.”\n- (deleted since)\n" in text
+        as_json = await (await server.http.get(f"{PATH}?format=json", **as_("r"))).json()
+        assert as_json["data"] == shown["data"]
+        assert (await server.http.get(f"{PATH}?format=pdf", **as_("r"))).status == 400
+        assert (await server.http.get(f"{PATH}?format=json", **as_("b"))).status == 404

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from perilune.core import Span
+from perilune.core import KeptAnswer, Span
 from perilune.errors import InvalidRequest, NotFound
 from perilune.memory.entries import remove_tenant
 from perilune.memory.library import Library
@@ -34,7 +34,7 @@ def memory(store: Store, tmp_path: Path) -> Iterator[Memory]:
     opened = Memory(store, LanceIndex(tmp_path / "index", "none", 1), None)
     opened.add_turns("local", "old", [Turn("user", FOUND), Turn("assistant", "Noted. The bridge is open.")])
     turns = [Turn("user", ASKED), Turn("assistant", SAID)]
-    opened.add_turns("local", "s", turns, answer=("req_a1", "smol"))
+    opened.add_turns("local", "s", turns, answer=KeptAnswer("req_a1", "smol"))
     yield opened
     opened.close()
 
