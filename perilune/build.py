@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from perilune.service.backends.openai import Address
     from perilune.service.caches.answers import AnswerCaches, Vectors
     from perilune.service.documents import DocumentService
+    from perilune.service.machine import Machine
     from perilune.service.pool import Backends
     from perilune.service.predictor import Predictor
     from perilune.service.privacy.departure import Deidentified
@@ -410,7 +411,23 @@ def _service(
         caches,
         known,
         retention,
+        _machine(settings, loaded, model, predictor).view,
     )
+
+
+def _machine(settings: Settings, loaded: LoadedModel, model: ServedModel, predictor: Predictor) -> Machine:
+    from perilune.service.machine import LoadedFacts, Machine
+
+    blocks, spec = loaded.runtime.num_blocks, loaded.runtime.kv_spec
+    facts = LoadedFacts(
+        parameters=loaded.info.parameters,
+        trained_tokens=loaded.info.max_context_tokens,
+        kv_bytes=blocks * spec.block_bytes,
+        kv_tokens=blocks * BLOCK_TOKENS,
+        kernels=loaded.info.kernels,
+        threads=settings.runtime.threads or len(os.sched_getaffinity(0)),
+    )
+    return Machine(settings, model, facts, predictor)
 
 
 def _caches(
@@ -621,6 +638,7 @@ def served_model(settings: Settings, files: ModelFiles, loaded: LoadedModel) -> 
         aliases=frozenset(aliases - {name}),
         languages=frozenset(card.languages or loaded.info.languages),
         effective=read_length(settings.home, loaded.info.content) if loaded.info.content else None,
+        file_bytes=files.size_bytes,
     )
 
 

@@ -37,6 +37,7 @@ from perilune.api.files import Files
 from perilune.api.health import Health
 from perilune.api.kv import KV
 from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
+from perilune.api.machine import MachineRoute
 from perilune.api.memory import MemoryViews
 from perilune.api.messages import ANTHROPIC
 from perilune.api.messages_answer import error_body
@@ -172,6 +173,7 @@ def _running(service: ServiceApi, metrics: PrometheusSink) -> list[Route]:
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/v1/backends", models.backends),
+        Route("/v1/machine", MachineRoute(service).show),
         Route("/v1/kv/health", kv.health),
         Route("/v1/kv/attention_debug", kv.attention_debug, methods=["PUT"]),
         Route("/health", health.health),

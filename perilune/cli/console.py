@@ -55,18 +55,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def human_bytes(size: int | None) -> str:
-    """`94 MiB`; powers of 1,024, as sizes are configured."""
-    if size is None:
-        return "?"
-    value = float(size)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
-
-
 class StatusLine:
     """One line that is rewritten on a terminal; elsewhere a line at most every second, and each new stage."""
 

@@ -7,45 +7,30 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from perilune.cli.client import find_server
-from perilune.cli.console import human_bytes, print_json, say
+from perilune.cli.console import print_json, say
 from perilune.cli.ports import is_free, owner_of
 from perilune.config import Settings
 from perilune.errors import PeriluneError
 from perilune.runtime.hub.catalogue import load_catalogue
 from perilune.runtime.hub.pull import ModelFiles, resolve
-from perilune.runtime.memory import free_memory_bytes
+from perilune.runtime.memory import free_memory_bytes, human_bytes
+from perilune.service.checks import BASE_BYTES, Check, disk_check, kernels_check
 
 _LOG = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 120
-BASE_BYTES = 500 * 1024**2
-"""What Python, torch and one step's activations take beside weights and KV (measured: 380-450 MB)."""
-
 KV_RAM_SHARE = 4
 KV_RAM_LIMIT_BYTES = 4 * 1024**3
-ROOM_BYTES = 1024**3
 
-State = Literal["ok", "warning", "failed"]
 _MARKS = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One finding. `fix` is a command line, or empty."""
-
-    name: str
-    state: State
-    detail: str
-    fix: str = ""
 
 
 def run(settings: Settings, as_json: bool) -> int:
@@ -77,7 +62,7 @@ def examine(settings: Settings) -> list[Check]:
         if model is not None:
             checks += _fit(settings, facts)
     tiers = facts.get("tiers") if isinstance(facts, dict) else None
-    return [*checks, _disk(settings, tiers["cold_bytes"] if tiers else 0), _port(settings)]
+    return [*checks, disk_check(settings, tiers["cold_bytes"] if tiers else 0), _port(settings)]
 
 
 def _home(settings: Settings) -> Check:
@@ -132,18 +117,6 @@ def _torch(facts: dict[str, Any]) -> Check:
         detail = f"{facts['torch']} is a CUDA build ({facts['torch_cuda']}) on a machine without a usable GPU."
         return Check("torch", "warning", f"{detail} It works, and costs gigabytes and start-up time.", fix)
     return Check("torch", "ok", f"{facts['torch']}, {'CUDA' if facts['torch_cuda'] else 'CPU'} build")
-
-
-def kernels_check(described: str) -> Check:
-    """Of the kernels that this process runs, by their own description."""
-    if not described.startswith("PyTorch reference"):
-        return Check("kernels", "ok", described)
-    fix = f"{sys.executable} -m perilune.kernels.build"
-    if shutil.which("gcc") is None and shutil.which("cc") is None:
-        return Check(
-            "kernels", "warning", f"{described}; no C compiler is installed.", f"apt-get install gcc && {fix}"
-        )
-    return Check("kernels", "warning", f"{described}: slower by several times.", fix)
 
 
 def warn_if_slow(settings: Settings, described: str) -> None:
@@ -226,23 +199,6 @@ def _kv_held(facts: dict[str, Any], kv: int) -> tuple[int, str]:
     if cold:
         held += f"; on disk {human_bytes(tiers['cold_bytes'])} for {cold:,} tokens more"
     return warm + cold, held
-
-
-def _disk(settings: Settings, cold_bytes: int) -> Check:
-    """`cold_bytes` are taken when serving starts; the quota of KV is filled as documents come."""
-    folder = settings.home if settings.home.is_dir() else Path(tempfile.gettempdir())
-    free = shutil.disk_usage(folder).free
-    quota = settings.kv_cache.disk_quota
-    detail = f"{human_bytes(free)} free, KV may use {human_bytes(quota)}"
-    if free < ROOM_BYTES:
-        return Check("disk", "failed", f"{detail}; documents need room.", "perilune kv rm --all")
-    if cold_bytes > free:
-        fix = f"perilune --set kv_cache.spill={free // 2 // 1024**3}G serve"
-        return Check("disk", "failed", f"{detail}; the cold tier takes {human_bytes(cold_bytes)} at once.", fix)
-    if quota > free:
-        fix = f"perilune --set kv_cache.disk_quota={free // 2 // 1024**3 or 1}G serve"
-        return Check("disk", "warning", f"{detail}: more than there is.", fix)
-    return Check("disk", "ok", detail)
 
 
 def _port(settings: Settings) -> Check:

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perilune.cli.client import Client
-from perilune.cli.console import StatusLine, human_bytes, say
+from perilune.cli.console import StatusLine, say
 from perilune.core import Citation, FileRecord, FileStatus, TurnCitation
 from perilune.errors import NotFound, TooLarge, UnsupportedDocument
 from perilune.memory.ingest.pagination import clean
+from perilune.runtime.memory import human_bytes
 
 MAX_FOLDER_FILES = 5_000
 MAX_FOLDER_BYTES = 64 * 1024**2

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perilune.cli.console import StatusLine, human_bytes, print_json, say, table
+from perilune.cli.console import StatusLine, print_json, say, table
 from perilune.config import Settings
 from perilune.errors import ConfigError
+from perilune.runtime.memory import human_bytes
 
 if TYPE_CHECKING:
     from perilune.runtime.evaluate.metrics import Fidelity, Interval

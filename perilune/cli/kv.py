@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 
 from perilune.build import KV_FOLDER, SEGMENT_FOLDER
 from perilune.cli.client import find_server
-from perilune.cli.console import human_bytes, print_json, say, table
+from perilune.cli.console import print_json, say, table
 from perilune.config import Settings
 from perilune.errors import Conflict, InvalidRequest, NotFound
 from perilune.runtime.kv.disk import DiskKVStore
 from perilune.runtime.kv.store import KVEntry
+from perilune.runtime.memory import human_bytes
 
 
 def show(settings: Settings, as_json: bool) -> None:

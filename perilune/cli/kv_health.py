@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from perilune.cli.client import Client, LocalClient, Question, connect, find_server
-from perilune.cli.console import StatusLine, human_bytes, print_json, table
+from perilune.cli.console import StatusLine, print_json, table
 from perilune.config import Settings
 from perilune.core import ContextPolicy, Message, TextPart
 from perilune.errors import InvalidRequest
+from perilune.runtime.memory import human_bytes
 
 PROBE_NEW_TOKENS = 48
 _PROBE_DEADLINE_S = 3600.0

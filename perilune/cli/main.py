@@ -173,8 +173,9 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Checked against the model's window; it can't be exceeded.")
     ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the web chat in a browser.")] = False,
 ) -> None:
-    """Serve OpenAI's and Anthropic's APIs on this machine."""
+    """Serve the web chat, and OpenAI's and Anthropic's APIs, on this machine."""
     from perilune.cli import serve as verb
 
     if model and model_name and model != model_name:
@@ -188,7 +189,7 @@ def serve(
         runtime__max_batch_size=max_num_seqs,
         runtime__prefill_chunk_size=max_num_batched_tokens,
     )
-    verb.run(settings, max_model_len)
+    verb.run(settings, max_model_len, open_page)
 
 
 @app.command()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from perilune.cli.console import human_bytes, print_json, say, table
+from perilune.cli.console import print_json, say, table
 from perilune.cli.pull import describe
 from perilune.config import Settings
 from perilune.runtime.hub.catalogue import ModelEntry, load_catalogue
 from perilune.runtime.hub.pull import installed, remove
+from perilune.runtime.memory import human_bytes
 
 _COLUMNS = ("NAME", "STATE", "SIZE", "WINDOW", "KIND", "LANGUAGES", "LICENCE")
 

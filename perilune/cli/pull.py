@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perilune.cli.console import human_bytes, print_json, pull_display, say
+from perilune.cli.console import print_json, pull_display, say
 from perilune.config import Settings
 from perilune.runtime.hub.catalogue import load_catalogue
 from perilune.runtime.hub.pull import ModelFiles, pull
+from perilune.runtime.memory import human_bytes
 
 
 def run(settings: Settings, name: str | None, source: str | None, as_json: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import urllib.parse
+import webbrowser
 
 import typer
 
@@ -28,10 +30,10 @@ def dtype_of(name: str | None) -> str | None:
     return _DTYPES[name]
 
 
-def run(settings: Settings, max_model_len: int | None) -> None:
+def run(settings: Settings, max_model_len: int | None, open_page: bool = False) -> None:
     """Serve until SIGINT or SIGTERM. Raises `Conflict` before anything is loaded when that can't work."""
     check_start(settings, max_model_len)
-    code = asyncio.run(_serve(settings))
+    code = asyncio.run(_serve(settings, open_page))
     if code:
         raise typer.Exit(code)
 
@@ -71,7 +73,7 @@ def check_port(host: str, port: int) -> None:
     )
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, open_page: bool = False) -> int:
     from perilune.api.app import create_app, serve
     from perilune.build import build
     from perilune.cli.heap import limit_arenas, trim_at_rest
@@ -92,7 +94,13 @@ async def _serve(settings: Settings) -> int:
             nonlocal announced
             local = local_url(settings.server.host, urllib.parse.urlsplit(url).port or 0)
             announced = announce_server(settings.home, RunningServer(local, os.getpid(), model.model_id))
-            say(f"{model.model_id} answers at {url}/v1 (window {model.max_context_tokens:,} tokens). Ctrl-C stops.")
+            if settings.server.web:
+                say(f"Open {local}/ in a browser. Programs use {url}/v1.")
+            else:
+                say(f"Programs use {url}/v1.")
+            say(f"{model.model_id} answers, with a window of {model.max_context_tokens:,} tokens. Ctrl-C stops.")
+            if open_page and settings.server.web:
+                threading.Thread(target=webbrowser.open, args=(f"{local}/",), daemon=True).start()
 
         web = create_app(app.service, settings, telemetry=app.telemetry, metrics=app.metrics)
         return await serve(web, app.service, settings, ready)

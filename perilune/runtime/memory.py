@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""How much memory this process may still take, and sizes in words."""
 
 from __future__ import annotations
 
@@ -41,3 +41,15 @@ def _reclaimable_bytes(stat: Path) -> int:
         return 0
     figures = dict(line.split() for line in stat.read_text().splitlines())
     return int(figures.get("inactive_file", 0))
+
+
+def human_bytes(size: int | None) -> str:
+    """`94 MiB`; powers of 1,024, as sizes are configured."""
+    if size is None:
+        return "?"
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

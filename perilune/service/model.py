@@ -24,6 +24,7 @@ class ServedModel:
     languages: frozenset[str] = frozenset()
     backend: str = "local"
     effective: EffectiveLength | None = None
+    file_bytes: int = 0
 
     def means(self, name: str) -> bool:
         """Whether `name` means this model."""

@@ -527,6 +527,10 @@ class ServiceApi(Protocol):
         """Delete a tenant's documents, sessions and all that was made of them; its keys stay."""
         ...
 
+    def machine(self) -> dict[str, Any]:
+        """What runs here and how well it fits, as JSON values. Takes milliseconds: call it in a thread."""
+        ...
+
     async def authenticate(self, key: str | None) -> Caller:
         """Raises `Unauthenticated`. Without any stored key every caller is the local admin."""
         ...

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
+from typing import Any
 
 from perilune.core import (
     Admitted,
@@ -64,9 +65,11 @@ class Service:
         caches: AnswerCaches,
         known: Callable[[str | None], Caller | None] = lambda key: None,
         retention: Retention | None = None,
+        machine: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._parts = parts
         self._known = known
+        self._machine = machine
         self._ledger = ledger
         self._retention = retention
         self._backends = backends
@@ -106,6 +109,9 @@ class Service:
     @property
     def backends(self) -> Backends:
         return self._backends
+
+    def machine(self) -> dict[str, Any]:
+        return self._machine()
 
     async def start(self, warm_up: bool) -> None:
         """Warm the engine, then take up unfinished ingests."""

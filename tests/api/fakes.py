@@ -272,6 +272,10 @@ class FakeService:
             self.open -= 1
             self.closed_at.append(time.monotonic())
 
+    def machine(self) -> dict[str, Any]:
+        check = {"name": "disk", "state": "warning", "detail": "little", "fix": "perilune kv rm --all"}
+        return {"object": "machine", "fit": "ok", "warnings": ["Disk: little"], "checks": [check]}
+
     async def forget_everything(self, tenant: str) -> None:
         self.documents.files.clear()
         await self.conversations.forget_tenant(tenant)
