@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from perilune.service.predictor import Predictor
     from perilune.service.privacy.departure import Deidentified
     from perilune.service.service import Service
+    from perilune.service.sessions import SessionService
+    from perilune.service.web_search import WebSearch
 
 KV_FOLDER = "kv"
 """Name of the KV folder in the home folder."""
@@ -368,6 +370,7 @@ def _service(
         lambda part: caches.forget(part),
     )
     caches = _caches(settings, documents, vectors, telemetry)
+    sessions, departure = SessionService(kept, documents.forget_kv, telemetry), _departure(settings, telemetry)
     parts = Parts(
         model=model,
         tokenizer=loaded.tokenizer,
@@ -376,12 +379,13 @@ def _service(
         tool_format=notation,
         library=library,
         documents=documents,
-        sessions=SessionService(kept, documents.forget_kv, telemetry),
+        sessions=sessions,
         backend=backend,
         predictor=predictor,
         salt_of=salt_of,
         detect_language=detect,
         limits=_limits(settings),
+        web=_web(settings, documents, sessions, departure),
         clock=time.monotonic,
         telemetry=telemetry,
         kv_of=kv_of,
@@ -389,7 +393,7 @@ def _service(
         abstain=Abstain(settings.memory.abstain),
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
-    backends = _backends(settings, parts)
+    backends = _backends(settings, parts, departure)
     limits = KeyLimits(**{name: value or None for name, value in settings.limits.model_dump().items()})
     ledger = Ledger(usage, limits, backends.routes.price, parts.clock, time.time, telemetry)
     admission, view = Admission(places, telemetry), KVHealth(engine, settings)
@@ -449,7 +453,18 @@ def _caches(
     return AnswerCaches(policy, documents, curated, vectors, time.monotonic, telemetry)
 
 
-def _backends(settings: Settings, parts: Parts) -> Backends:
+def _web(
+    settings: Settings, documents: DocumentService, sessions: SessionService, departure: Deidentified
+) -> WebSearch:
+    from perilune.service.backends.searxng import SearXNG
+    from perilune.service.web_search import WebSearch
+
+    given = settings.web_search
+    engine = SearXNG(given.url, departure, given.timeout) if given.url else None
+    return WebSearch(engine, documents, sessions)
+
+
+def _backends(settings: Settings, parts: Parts, departure: Deidentified) -> Backends:
     """The local engine and every configured backend as targets of one router. Raises `ConfigError`."""
     from perilune.service.backends.health import Health, HealthRules
     from perilune.service.backends.local_chat import LocalChat
@@ -480,7 +495,6 @@ def _backends(settings: Settings, parts: Parts) -> Backends:
             remote=False,
         )
     ]
-    departure = _departure(settings, parts.telemetry)
     for given in settings.backends:
         trusted = given.name in settings.privacy.trusted
         backend = OpenAIBackend(_address(given, check.timeout), None if trusted else departure)

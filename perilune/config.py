@@ -367,6 +367,13 @@ class PrivacySettings(Block):
     )
 
 
+class WebSearchSettings(Block):
+    """Results of a web search for requests that ask for them (docs/web-search.md)."""
+
+    url: str = Field("", description="Base URL of a SearXNG server. Empty: no web is searched.")
+    timeout: float = Field(2.0, gt=0, le=30, description="Seconds that a search may take.")
+
+
 class Settings(Block):
     """Everything that can be configured."""
 
@@ -392,6 +399,7 @@ class Settings(Block):
     limits: LimitSettings = LimitSettings()
     privacy: PrivacySettings = PrivacySettings()
     answer_cache: AnswerCacheSettings = AnswerCacheSettings()
+    web_search: WebSearchSettings = WebSearchSettings()
 
 
 def default_home() -> Path:

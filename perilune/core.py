@@ -230,6 +230,8 @@ class Request:
     profile: bool = True  # facts about the user may be used, and learnt from the question
     prewarm: bool = False  # compute the prompt's KV and say nothing
     effort: str | None = None  # how much the model thinks first: none, minimal … max; None: as it likes
+    web_results: int = 0  # how many results of a web search become a document of it
+    notes: tuple[Degradation, ...] = ()  # what it did without before it was planned
 
     @property
     def file_ids(self) -> tuple[str, ...]:
@@ -703,7 +705,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class StageStarted:
-    """One of: retrieving, composing, queued, prefilling, answering."""
+    """One of: searching (the web), retrieving, composing, queued, prefilling, answering."""
 
     stage: str
 

@@ -32,7 +32,6 @@ REFUSED: Mapping[str, Mapping[str, Neutral]] = {
         "modalities": (None, [], ["text"]),
         "moderation": _NONE,
         "prediction": _NONE,
-        "web_search_options": _NONE,
         "guided_json": _NONE,
         "guided_regex": _NONE,
         "guided_choice": _NONE,

@@ -109,6 +109,15 @@ class WireStreamOptions(Wire):
     resumable: bool | None = None
 
 
+class WireWebSearch(Wire):
+    """OpenAI's `web_search_options`: how much of the web a question may read."""
+
+    search_context_size: Literal["low", "medium", "high"] = "medium"
+    user_location: None = None
+
+
+WEB_RESULTS = {"low": 3, "medium": 5, "high": 10}
+
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS)]
 
@@ -157,6 +166,7 @@ class WireChat(Wire):
     attention_preset: Literal["auto", "general", "support", "contract", "paper", "rag"] | None = None
     service_tier: str | None = Field(None, max_length=64)
     reasoning_effort: Effort | None = None
+    web_search_options: WireWebSearch | None = None
     prompt_cache_options: WireCacheOptions | None = None
     session: SessionId | None = None
     local_only: bool | None = None
@@ -213,6 +223,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         limits=caller.limits,
         profile=settings.memory.profile and wire.profile is not False,
         effort=wire.reasoning_effort,
+        web_results=WEB_RESULTS[wire.web_search_options.search_context_size] if wire.web_search_options else 0,
     )
     request = prewarmed(request, wire.prompt_cache_options, settings.model_serving.timeout)
     if request.session_id is not None and caller.role == "read-only":

@@ -65,6 +65,7 @@ from perilune.service.refine import Refined, Refiner
 from perilune.service.sessions import SessionService, Visit
 from perilune.service.telling import Telling
 from perilune.service.tools.formats import ToolFormat
+from perilune.service.web_search import WebSearch
 from perilune.telemetry import Telemetry
 
 ANSWER_RESERVE_TOKENS = 256
@@ -116,6 +117,7 @@ class Parts:
     salt_of: Callable[[str], bytes]
     detect_language: Callable[[str], str | None]
     limits: Limits
+    web: WebSearch
     clock: Callable[[], float]
     telemetry: Telemetry
     kv_of: Callable[[str], KVPolicy] = presets.all_full
@@ -219,6 +221,7 @@ class Answer:
             preset = self._preset(records, conversation, False)
             spec = self._spec(material.prompt, self._owner(records), material.prompt.context_tokens, preset)
         degradations = (
+            *request.notes,
             *plan.degradations,
             *ready.degradations,
             *material.degradations,

@@ -172,7 +172,13 @@ class RoutedAnswer:
         async with aclosing(self._run(targets, prompt)) as events:
             async for event in events:
                 yield event
-        said = (*degradations, *plan.degradations, *prompt.degradations, *self._late_degradations())
+        said = (
+            *self._request.notes,
+            *degradations,
+            *plan.degradations,
+            *prompt.degradations,
+            *self._late_degradations(),
+        )
         yield self._completed(plan, whole, prompt, tuple(citations), tuple(dict.fromkeys(said)))
 
     async def _run(self, targets: Sequence[Target], prompt: TextPrompt) -> AsyncGenerator[Event, None]:

@@ -23,6 +23,7 @@ from perilune.core import (
     Request,
     SamplingParams,
     SequenceSpec,
+    StageStarted,
     TextDelta,
 )
 from perilune.errors import InternalError, KeptHere, NotFound, Overloaded
@@ -143,6 +144,7 @@ class Service:
             require_plain(request)
         else:
             parts.model.require(request.model)
+        parts.web.require(request)
         check_sampling(request.sampling, _ANY_VOCABULARY if remote else parts.model.vocab_size)
         if not self._ready:
             raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
@@ -157,6 +159,9 @@ class Service:
             with self._admission.enter(request.n):
                 if reserved.state is not None:
                     yield Admitted(reserved.state)
+                if request.web_results:
+                    yield StageStarted("searching")
+                    request = await parts.web.with_results(request)
                 made = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
                 events = made if stream is not None else self._again_or_anew(request, made, remote)
                 async with aclosing(_accounted(events, reserved)) as accounted:

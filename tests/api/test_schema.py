@@ -268,3 +268,13 @@ def test_every_field_is_documented() -> None:
 def test_a_deadline_of_an_hour_is_one() -> None:
     assert parse({**GOOD, "deadline_s": 3600}).request.deadline_s == 3600
     assert refused({**GOOD, "deadline_s": 86_401}).param == "deadline_s"
+
+
+@pytest.mark.parametrize(("size", "results"), [("low", 3), ("medium", 5), ("high", 10)])
+def test_a_web_search_has_a_size(size: str, results: int) -> None:
+    asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert parse(asked).request.web_results == 0
+    assert parse(asked | {"web_search_options": {}}).request.web_results == 5
+    assert parse(asked | {"web_search_options": {"search_context_size": size}}).request.web_results == results
+    with pytest.raises(InvalidRequest, match="web_search_options"):
+        parse(asked | {"web_search_options": {"search_context_size": "all"}})

@@ -29,6 +29,7 @@ from perilune.service.admission import Admission
 from perilune.service.answer import Limits, Parts
 from perilune.service.archive import Archive
 from perilune.service.backends.local import LocalBackend
+from perilune.service.backends.searxng import SearXNG
 from perilune.service.caches.answers import AnswerCaches, CachePolicy, Vectors
 from perilune.service.caches.faq import CuratedAnswers
 from perilune.service.compose import Composer
@@ -46,6 +47,7 @@ from perilune.service.service import Service
 from perilune.service.sessions import SessionService
 from perilune.service.tools.formats import Hermes
 from perilune.service.vector_stores import VectorStoreService
+from perilune.service.web_search import WebSearch
 from perilune.telemetry import Telemetry
 from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, NoUsage, Template, upload_bytes
 
@@ -82,6 +84,7 @@ class Bench:
     cache: CachePolicy = field(default_factory=CachePolicy)
     curated: CuratedAnswers | None = None
     vectors: Vectors | None = None
+    web: SearXNG | None = None
     service: Service = field(init=False)
     admission: Admission = field(init=False)
     documents: DocumentService = field(init=False)
@@ -107,6 +110,7 @@ class Bench:
         )
         caches = AnswerCaches(self.cache, self.documents, self.curated, self.vectors, self.clock, telemetry)
         self.admission = Admission(self.limit, telemetry)
+        sessions = SessionService(self.kept, self.documents.forget_kv, telemetry)
         parts = Parts(
             model=ServedModel(
                 "fake-1", self.window, "Apache-2.0", 0, VOCABULARY, frozenset({"fake"}), frozenset({"en"})
@@ -117,12 +121,13 @@ class Bench:
             tool_format=Hermes(),
             library=self.library,
             documents=self.documents,
-            sessions=SessionService(self.kept, self.documents.forget_kv, telemetry),
+            sessions=sessions,
             backend=backend,
             predictor=self.predictor,
             salt_of=lambda tenant: tenant.encode().ljust(32, b"-"),
             detect_language=lambda text: self.language(text),
             limits=Limits(5.0, 30.0, 1.0, self.timeout_s),
+            web=WebSearch(self.web, self.documents, sessions),
             clock=time.monotonic,
             telemetry=telemetry,
         )
