@@ -1,8 +1,8 @@
-"""What the web says to a question, as one more document of the request (spec M11). Off unless configured and asked for.
+"""What the web says to a question, as one more document of the request (spec M11). Off unless configured and asked.
 
-Knows results and documents; not how a search is asked. A document is read, cited, kept and deleted like every other:
-a citation opens at its page, `documents.keep_days` ages it, and what a result says can't be told apart from what an
-upload says, so it has no more rights. A search that fails costs the answer nothing but its results, and is disclosed.
+Knows results and documents; not how a search is asked. A document is read, cited, kept and deleted like every
+other: a citation opens at its page, `documents.keep_days` ages it, and what a result says has no more rights than
+what an upload says. A search that fails costs the answer nothing but its results, and is disclosed.
 """
 
 from __future__ import annotations
