@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from perilune.runtime.loader import LoadedModel, ModelInfo
     from perilune.service.answer import Limits, Parts
     from perilune.service.backends.openai import Address
+    from perilune.service.batch.service import BatchService
     from perilune.service.caches.answers import AnswerCaches, Vectors
     from perilune.service.documents import DocumentService
     from perilune.service.machine import Machine
@@ -276,6 +277,7 @@ def _wire(
     service = _service(
         settings,
         telemetry,
+        store,
         stores,
         loaded,
         keys,
@@ -308,6 +310,7 @@ def _answers(settings: Settings, store: Store) -> ResponseStore:
 def _service(
     settings: Settings,
     telemetry: Telemetry,
+    store: Store,
     stores: Sequence[DiskKVStore],
     loaded: LoadedModel,
     keys: Keyring,
@@ -323,6 +326,7 @@ def _service(
     vectors: Vectors | None,
 ) -> Service:
     from perilune.memory.language import detect
+    from perilune.memory.uploads import UploadStore
     from perilune.runtime.kv.spec import tenant_salt
     from perilune.service.abstain import Abstain
     from perilune.service.admission import Admission
@@ -338,6 +342,7 @@ def _service(
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
     from perilune.service.tools.formats import format_of
+    from perilune.service.uploads import UploadService
     from perilune.service.vector_stores import VectorStoreService
 
     backend = LocalBackend(engine)
@@ -354,6 +359,10 @@ def _service(
     def owners() -> list[str]:
         return list({entry.owner for store in stores for entry in store.entries()})
 
+    def forget(part: str) -> None:
+        caches.forget(part)
+        batches.wake()
+
     disk_bytes = settings.kv_cache.disk_quota if stores else 0
     kept_bytes = disk_bytes or loaded.runtime.num_blocks * loaded.runtime.kv_spec.block_bytes
     documents = DocumentService(
@@ -367,7 +376,7 @@ def _service(
         settings.server.max_upload,
         telemetry,
         kv_of,
-        lambda part: caches.forget(part),
+        forget,
     )
     caches = _caches(settings, documents, vectors, telemetry)
     sessions, departure = SessionService(kept, documents.forget_kv, telemetry), _departure(settings, telemetry)
@@ -400,7 +409,10 @@ def _service(
     keep = (settings.documents.keep_days, settings.memory.keep_days)
     archive, feedback = Archive(answers), RatingService(ratings, parts.sessions, telemetry)
     stores_of_files = VectorStoreService(sets, library)
-    retention = Retention(documents, parts.sessions, archive, feedback, *keep) if kept is not None else None
+    uploads = UploadService(UploadStore(store, settings.home), documents, settings.server.max_upload)
+    batches = _batches(settings, store, documents, library, keys, telemetry)
+    sweeps = Retention(documents, parts.sessions, archive, feedback, uploads, *keep)
+    retention = sweeps if kept is not None else None
     authenticate, known = _authenticator(keys)
     return Service(
         parts,
@@ -413,6 +425,8 @@ def _service(
         feedback,
         stores_of_files,
         caches,
+        uploads,
+        batches,
         known,
         retention,
         _machine(settings, loaded, model, predictor).view,
@@ -432,6 +446,35 @@ def _machine(settings: Settings, loaded: LoadedModel, model: ServedModel, predic
         threads=settings.runtime.threads or len(os.sched_getaffinity(0)),
     )
     return Machine(settings, model, facts, predictor)
+
+
+def _batches(
+    settings: Settings,
+    store: Store,
+    documents: DocumentService,
+    library: Library,
+    keys: Keyring,
+    telemetry: Telemetry,
+) -> BatchService:
+    from perilune.memory.batches import Batch, BatchStore
+    from perilune.service.batch.lines import InputLimits
+    from perilune.service.batch.queue import BatchQueue
+    from perilune.service.batch.runner import BatchRunner
+    from perilune.service.batch.service import BatchService
+
+    given, rows = settings.batch, BatchStore(store)
+
+    def caller_of(batch: Batch) -> Caller | None:
+        if batch.key_id is None:
+            return Caller(batch.tenant, "user")
+        owner = keys.owner(batch.key_id)
+        return None if owner is None else _caller(owner)
+
+    limits = InputLimits(given.max_lines, settings.server.max_body, given.max_input)
+    concurrency = given.concurrency or settings.runtime.max_batch_size
+    runner = BatchRunner(rows, library, caller_of, limits, concurrency, telemetry)
+    queue = BatchQueue(runner, settings.home, settings.database)
+    return BatchService(rows, runner, queue, documents, given.max_open)
 
 
 def _caches(
@@ -613,14 +656,15 @@ def _authenticator(
 ) -> tuple[Callable[[str | None], Caller], Callable[[str | None], Caller | None]]:
     """What looks a key up, and what only knows those that were."""
 
-    def caller(owner: KeyOwner) -> Caller:
-        return Caller(owner.tenant, owner.role, owner.deadline_s, owner.key_id, owner.limits)
-
     def known(key: str | None) -> Caller | None:
         owner = keys.known(key)
-        return caller(owner) if owner is not None else None
+        return _caller(owner) if owner is not None else None
 
-    return lambda key: caller(keys.authenticate(key)), known
+    return lambda key: _caller(keys.authenticate(key)), known
+
+
+def _caller(owner: KeyOwner) -> Caller:
+    return Caller(owner.tenant, owner.role, owner.deadline_s, owner.key_id, owner.limits)
 
 
 def served_name(settings: Settings, files: ModelFiles) -> str:

@@ -217,6 +217,17 @@ class SchedulerSettings(Block):
     )
 
 
+class BatchSettings(Block):
+    """Batches (docs/batches.md)."""
+
+    concurrency: int = Field(
+        0, ge=0, le=1024, description="Lines that run at once, all batches together. 0: runtime.max_batch_size."
+    )
+    max_lines: int = Field(50_000, ge=1, description="Most lines of a batch.")
+    max_input: Bytes = Field(200 * 1024**2, ge=1024, description="Most bytes of a batch's input file.")
+    max_open: int = Field(100, ge=1, description="Batches of a tenant that haven't ended; more are refused.")
+
+
 class DeadlineSettings(Block):
     interactive_s: float = Field(5.0, gt=0, description="First-answer deadline of interactive questions.")
     document_s: float = Field(30.0, gt=0, description="First-answer deadline of document work.")
@@ -389,6 +400,7 @@ class Settings(Block):
     model_serving: ModelServingSettings = ModelServingSettings()
     server: ServerSettings = ServerSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
+    batch: BatchSettings = BatchSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     documents: DocumentSettings = DocumentSettings()
     memory: MemorySettings = MemorySettings()

@@ -250,6 +250,10 @@ class FileStatus(StrEnum):
     ERROR = "error"
 
 
+DOCUMENT_PURPOSES = frozenset({"user_data", "assistants", "file-extract", "vision", "image"})
+"""Purposes of files that are read, indexed and prefilled. Other files, like those of batches, are only kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileRecord:
     """An uploaded file. `tokens` is known once it is parsed; `pages_total` once the parser has opened it."""
@@ -268,6 +272,12 @@ class FileRecord:
     language: str | None = None  # "en", "zh", …; None while unknown
     error: str | None = None
     local_only: bool = False  # its text never leaves this machine
+    expires_at: float | None = None  # it is gone from then on; None: it stays
+
+    @property
+    def is_document(self) -> bool:
+        """It is read: it has text, an index and KV."""
+        return self.purpose in DOCUMENT_PURPOSES
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perilune.api import errors
 from perilune.api.auth import OPEN_PATHS, Authentication, LocalOnly, check_bind, is_loopback
+from perilune.api.batch_lines import EndpointLines
+from perilune.api.batches import Batches
 from perilune.api.chat import ChatCompletions, ResumeChat
 from perilune.api.connection import Connection
 from perilune.api.conversations import Conversations
@@ -48,6 +50,7 @@ from perilune.api.responses_answer import interrupted
 from perilune.api.responses_compact import Compact
 from perilune.api.resume import Resumables
 from perilune.api.sessions import Sessions
+from perilune.api.uploads import Uploads
 from perilune.api.vector_stores import VectorStoreRoutes
 from perilune.api.web import WebPage
 from perilune.api.wire import json_response
@@ -87,6 +90,7 @@ def create_app(
         *_keeping(service, settings),
         *_running(service, metrics),
     ]
+    service.batches.serve(EndpointLines(routes))
     open_paths = OPEN_PATHS
     if settings.server.web:
         page = WebPage()
@@ -141,6 +145,7 @@ def _answering(
 def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
     """Documents, sessions and memory."""
     files = Files(service, settings.server.max_upload, settings.home)
+    uploads, batches = Uploads(service, settings.home), Batches(service)
     sessions, memory, feedback = Sessions(service), MemoryViews(service), FeedbackRoutes(service)
     ratings = RatingRoutes(service)
     return [
@@ -149,6 +154,13 @@ def _keeping(service: ServiceApi, settings: Settings) -> list[Route]:
         Route("/v1/files/{file_id}/content", files.content),
         Route("/v1/files/{file_id}/pages/{page}", files.page),
         Route("/v1/files/{file_id}/pages/{page}/image", files.page_image),
+        Route("/v1/uploads", uploads.create, methods=["POST"]),
+        Route("/v1/uploads/{upload_id}/parts", uploads.add_part, methods=["POST"]),
+        Route("/v1/uploads/{upload_id}/complete", uploads.complete, methods=["POST"]),
+        Route("/v1/uploads/{upload_id}/cancel", uploads.cancel, methods=["POST"]),
+        Route("/v1/batches", batches.collection, methods=["GET", "POST"]),
+        Route("/v1/batches/{batch_id}", batches.item),
+        Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
         Route("/v1/sessions", sessions.collection),
         Route("/v1/sessions/{session_id:path}/fork", sessions.fork, methods=["POST"]),
         Route("/v1/sessions/{session_id:path}", sessions.item, methods=["GET", "PATCH", "DELETE"]),

@@ -1,6 +1,6 @@
 """/v1/files: upload, list, retrieve, delete, content. OpenAI's shapes, with the state of ingest beside.
 
-Knows the wire; the documents are the service's. `status` has OpenAI's three values, so that waiting clients work;
+Knows the wire; the files are the service's. `status` has OpenAI's three values, so that waiting clients work;
 `perilune.status` tells the stages apart and counts pages.
 """
 
@@ -17,17 +17,21 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from perilune.api.auth import caller_of, require_writer
+from perilune.api.file_terms import FILE_EXTRACT, USUAL_PURPOSE, expiry_of_form, lasts_s, purpose_of
 from perilune.api.limits import number_of
 from perilune.api.upload import received
 from perilune.api.wire import json_response
 from perilune.core import FileRecord, FileStatus, PageView
-from perilune.errors import InvalidRequest, NotFound
+from perilune.errors import Conflict, InvalidRequest, NotFound, UnsupportedDocument
 from perilune.service.ports import ServiceApi
 
-PURPOSES = ("user_data", "assistants", "file-extract")
 MAX_LIMIT = 10_000
 BLOCK_BYTES = 1024**2
+EXTRACT_S = 120.0
+"""How long the text of a `file-extract` file is waited for."""
+
 MIN_WIDTH, DEFAULT_WIDTH, MAX_WIDTH = 100, 1_000, 2_000
+_POLL_S = 0.05
 _PAGE = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _FILE_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 _WIRE_STATUS = {
@@ -46,6 +50,7 @@ def file_dict(record: FileRecord) -> dict[str, Any]:
         "object": "file",
         "bytes": record.size_bytes,
         "created_at": int(record.created_at),
+        "expires_at": None if record.expires_at is None else int(record.expires_at),
         "filename": record.filename,
         "purpose": record.purpose,
         "status": _WIRE_STATUS[record.status],
@@ -82,16 +87,18 @@ class Files:
         caller = caller_of(request.scope)
         require_writer(caller)
         async with received(request.scope, request.receive, self._max_upload_bytes, self._folder) as upload:
-            purpose = upload.fields.get("purpose", PURPOSES[0])
-            if purpose not in PURPOSES:
-                raise InvalidRequest(
-                    "Wrong value for purpose.", hint=f"Use one of {', '.join(PURPOSES)}.", param="purpose"
-                )
+            purpose = purpose_of(upload.fields.get("purpose", USUAL_PURPOSE))
+            expiry = expiry_of_form(upload.fields)
             local_only = upload.fields.get("local_only", "false")
             if local_only not in ("true", "false"):
                 raise InvalidRequest("Wrong value for local_only.", hint="Use true or false.", param="local_only")
             record = await self._documents.upload(
-                caller.tenant, upload.filename, purpose, upload.data, local_only == "true"
+                caller.tenant,
+                upload.filename,
+                purpose,
+                upload.data,
+                local_only == "true",
+                lasts_s=lasts_s(purpose, expiry),
             )
         return json_response(file_dict(record))
 
@@ -111,15 +118,18 @@ class Files:
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def content(self, request: Request) -> Response:
-        """The bytes as they were uploaded, or with `?format=text` the text that was read from them."""
+        """The bytes as they were uploaded, or with `?format=text` the text that was read from them; of a
+        `file-extract` file the text, unless `?format=raw`."""
         tenant, file_id = caller_of(request.scope).tenant, file_id_of(request)
-        form = request.query_params.get("format", "raw")
+        record = await self._documents.get(tenant, file_id)
+        form = request.query_params.get("format", "text" if record.purpose == FILE_EXTRACT else "raw")
         if form not in ("raw", "text"):
             raise InvalidRequest("Wrong value for format.", hint="Use raw or text.", param="format")
         if form == "text":
+            if record.purpose == FILE_EXTRACT:
+                await self._until_read(record)
             text = await self._documents.text(tenant, file_id)
             return Response(text, media_type="text/plain", headers={"x-content-type-options": "nosniff"})
-        record = await self._documents.get(tenant, file_id)
         file = await self._documents.content(tenant, file_id)
         # Never shown inline: an uploaded page must not run as one of this server's own.
         headers = {
@@ -128,6 +138,23 @@ class Files:
             "content-length": str(record.size_bytes),
         }
         return StreamingResponse(_blocks(file), media_type="application/octet-stream", headers=headers)
+
+    async def _until_read(self, record: FileRecord) -> None:
+        """Moonshot's clients ask for the text right after the upload. Raises `UnsupportedDocument` for what can't
+        be read, `Conflict` for what isn't read in time."""
+        try:
+            async with asyncio.timeout(EXTRACT_S):
+                while record.status in (FileStatus.UPLOADED, FileStatus.PARSING):
+                    await asyncio.sleep(_POLL_S)
+                    record = await self._documents.get(record.tenant, record.file_id)
+        except TimeoutError:
+            raise Conflict(
+                "The file is still being read.", hint="Ask again when its status is processed.", param="file_id"
+            ) from None
+        if record.status is FileStatus.ERROR:
+            raise UnsupportedDocument(
+                f"{record.filename} can't be read: {record.error}", hint="Upload a readable version."
+            )
 
     async def page(self, request: Request) -> Response:
         """The text of a page, and where it lies in the whole text that citations count in."""

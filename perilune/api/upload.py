@@ -40,8 +40,10 @@ class Upload:
 
 
 @asynccontextmanager
-async def received(scope: Scope, receive: Receive, max_bytes: int, folder: Path) -> AsyncIterator[Upload]:
-    """Read a form whose part `file` holds one file of at most `max_bytes`; temporary data lies in `folder`.
+async def received(
+    scope: Scope, receive: Receive, max_bytes: int, folder: Path, part: str = "file"
+) -> AsyncIterator[Upload]:
+    """Read a form whose part of that name holds one file of at most `max_bytes`; temporary data lies in `folder`.
 
     Raises `TooLarge`, `InvalidRequest` (not multipart, cut off, no file), `Overloaded` when the disk is full, and
     what `body_chunks` raises. The temporary file is gone when the context ends.
@@ -51,7 +53,7 @@ async def received(scope: Scope, receive: Receive, max_bytes: int, folder: Path)
     if (declared_length(scope) or 0) > limit:
         raise too_large(max_bytes, "file")
     with _spool(folder) as spool:
-        form = _Form(boundary, max_bytes)
+        form = _Form(boundary, max_bytes, part)
         async for chunk in body_chunks(scope, receive, limit, "file"):
             await _store(spool, form.feed(chunk))
         form.check_complete()
@@ -93,7 +95,8 @@ def _boundary(content_type: bytes | None) -> bytes:
 class _Form:
     """Parser state. `feed` returns the file's bytes that a piece of the body held."""
 
-    def __init__(self, boundary: bytes, max_bytes: int) -> None:
+    def __init__(self, boundary: bytes, max_bytes: int, part: str) -> None:
+        self._part = part
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         self._max_bytes = max_bytes
@@ -136,7 +139,7 @@ class _Form:
             raise InvalidRequest("The upload ended before its last boundary.", hint="Send the file again.")
         if self.filename is None:
             raise InvalidRequest(
-                "The form has no file.", hint="Send the document in the part named file.", param="file"
+                "The form has no file.", hint=f"Send it in the part named {self._part}.", param=self._part
             )
 
     def _part_begin(self) -> None:
@@ -155,13 +158,13 @@ class _Form:
     def _headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode("utf-8", errors="replace")
-        if name != "file":
+        if name != self._part:
             self._field = name
             return
         if self.filename is not None:
-            raise InvalidRequest("The form has two files.", hint="Upload them one by one.", param="file")
+            raise InvalidRequest("The form has two files.", hint="Upload them one by one.", param=name)
         if b"filename" not in options:
-            raise InvalidRequest("The part file has no filename.", hint="Send it as a file.", param="file")
+            raise InvalidRequest(f"The part {name} has no filename.", hint="Send it as a file.", param=name)
         self.filename = clean_filename(options[b"filename"].decode("utf-8", errors="replace"))
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:

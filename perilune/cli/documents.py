@@ -177,7 +177,8 @@ async def upload(client: Client, sources: Sequence[Source], status: StatusLine) 
     known = await client.files() if sources else []
     for source in sources:
         digest = await asyncio.to_thread(_sha256, source.path)
-        same = [item for item in known if item.sha256 == digest and item.filename == source.filename]
+        mine = (item for item in known if item.is_document and item.filename == source.filename)
+        same = [item for item in mine if item.sha256 == digest]
         for item in same:
             if item.status is FileStatus.ERROR:
                 await client.delete(item.file_id)

@@ -42,6 +42,7 @@ class BlobStore:
         target = self.path(tenant, file_id)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = target.with_name(target.name + _TEMPORARY)
+        temporary.unlink(missing_ok=True)  # an earlier try with the same id may have been killed
         try:
             size, digest = _copy(data, temporary, max_bytes)
             temporary.rename(target)
@@ -66,10 +67,10 @@ class BlobStore:
     def delete(self, tenant: str, file_id: str) -> None:
         self.path(tenant, file_id).unlink(missing_ok=True)
 
-    def sweep(self, known: Collection[str], now: Callable[[], float] = time.time) -> int:
+    def sweep(self, known: Collection[str], now: Callable[[], float] = time.time, prefix: str = "file-") -> int:
         """Remove files older than an hour that no row knows (a kill between rename and row); returns how many."""
         removed = 0
-        for path in self._root.glob("*/file-*"):
+        for path in self._root.glob(f"*/{prefix}*"):
             if path.name not in known and now() - path.stat().st_mtime > _ORPHAN_AGE_S:
                 path.unlink(missing_ok=True)
                 removed += 1

@@ -18,6 +18,8 @@ import sqlalchemy as sa
 from perilune.memory import scoring
 from perilune.memory.schema import (
     AUDIT,
+    BATCH_SOURCES,
+    BATCHES,
     CORPORA,
     DERIVED,
     ENTRIES,
@@ -123,8 +125,12 @@ _NEW_COLUMNS = ("source_id", "number", "page", "start", "end", "text", "speaker"
 
 def remove_source(connection: sa.Connection, tenant: str, source_id: str) -> None:
     """Delete a source's entries, and all that any table with a tenant and a source says of it. What files and the
-    index still hold of it is purged afterwards: `index_work` says so."""
+    index still hold of it is purged afterwards: `index_work` says so. Results of batches that quote it are owed a
+    purge, too (`memory/batches.py`)."""
     remove_entries(connection, tenant, source_id)
+    of_source = (BATCH_SOURCES.c.tenant == tenant, BATCH_SOURCES.c.source_id == source_id)
+    quoting = sa.select(BATCH_SOURCES.c.batch_id).where(*of_source)
+    connection.execute(BATCHES.update().where(BATCHES.c.id.in_(quoting)).values(purge=True))
     for table in _OF_SOURCES:
         connection.execute(table.delete().where(table.c.tenant == tenant, table.c.source_id == source_id))
     connection.execute(RATINGS.delete().where(RATINGS.c.tenant == tenant, RATINGS.c.span_source_id == source_id))

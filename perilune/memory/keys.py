@@ -152,6 +152,14 @@ class Keyring:
         with self._store.read() as connection:
             return connection.execute(sa.select(KEYS.c.id).limit(1)).first() is not None
 
+    def owner(self, key_id: str) -> KeyOwner | None:
+        """Whom the key of that id speaks for now; None where it is unknown or revoked."""
+        with self._store.read() as connection:
+            row = connection.execute(sa.select(KEYS).where(KEYS.c.id == key_id)).first()
+        if row is None or row.revoked_at is not None:
+            return None
+        return _owner(row)
+
     def known(self, key: str | None) -> KeyOwner | None:
         """Whom the key speaks for, in microseconds, where nothing at all was written to the database since it was
         looked up; None: ask `authenticate`. Call it from one thread."""
@@ -184,7 +192,7 @@ class Keyring:
         if row.last_used_at is None or abs(now - row.last_used_at) >= _LAST_USED_STEP_S:
             with self._store.write() as connection:
                 connection.execute(KEYS.update().where(KEYS.c.id == row.id).values(last_used_at=now))
-        return KeyOwner(row.tenant, row.role, row.deadline_s, row.id, _limits(row))
+        return _owner(row)
 
     def tenant_secret(self, tenant: str) -> bytes:
         """The tenant's 32 random bytes that seed its KV hashes; made on first use and never changed.
@@ -256,6 +264,10 @@ def check_limits(limits: KeyLimits) -> None:
             raise InvalidRequest(
                 f"A key's {name} is a positive number, not {value}.", hint="Leave it out for no limit.", param=name
             )
+
+
+def _owner(row: sa.Row[tuple[object, ...]]) -> KeyOwner:
+    return KeyOwner(row.tenant, row.role, row.deadline_s, row.id, _limits(row))
 
 
 def _limits(row: sa.Row[tuple[object, ...]]) -> KeyLimits:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import sqlalchemy as sa
 
 from perilune.config import DocumentSettings
-from perilune.core import FileRecord, FileStatus, Page, PageView, Passage, SearchResult
+from perilune.core import DOCUMENT_PURPOSES, FileRecord, FileStatus, Page, PageView, Passage, SearchResult
 from perilune.errors import Conflict, NotFound, UnsupportedDocument
 from perilune.memory import audit, entries, responses, sanitise
 from perilune.memory.analyse import Analyser
@@ -81,14 +81,25 @@ class Library:
     # ------------------------------------------------------------------------------------------------ files
 
     def add_file(
-        self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int, local_only: bool = False
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        data: BinaryIO,
+        max_bytes: int,
+        local_only: bool = False,
+        *,
+        lasts_s: float | None = None,
+        file_id: str | None = None,
     ) -> FileRecord:
-        """Store a file; a `local_only` one's text never leaves this machine.
+        """Store a file; a `local_only` one's text never leaves this machine, and after `lasts_s` it is gone.
+        `file_id` is one of `new_file_id` that nobody has yet.
 
         Raises `TooLarge` past `max_bytes`, `UnsupportedDocument` for an empty one,
         `Overloaded` when the disk is full; nothing is stored then."""
         validate_tenant(tenant)
-        file_id = f"file-{secrets.token_urlsafe(_ID_BYTES)}"
+        file_id = file_id or new_file_id()
+        now = self._clock()
         size_bytes, sha256 = self._blobs.put(tenant, file_id, data, max_bytes)
         record = FileRecord(
             file_id,
@@ -97,9 +108,10 @@ class Library:
             sanitise.label(purpose),
             size_bytes,
             sha256,
-            self._clock(),
-            FileStatus.UPLOADED,
+            now,
+            FileStatus.UPLOADED if purpose in DOCUMENT_PURPOSES else FileStatus.PROCESSED,
             local_only=local_only,
+            expires_at=None if lasts_s is None else now + lasts_s,
         )
         row = {_COLUMN_NAMES.get(name, name): value for name, value in asdict(record).items()}
         del row["local_only"]
@@ -109,13 +121,17 @@ class Library:
         return record
 
     def get_file(self, tenant: str, file_id: str) -> FileRecord:
-        """Raises `NotFound`, for another tenant's file too."""
+        """Raises `NotFound`, for another tenant's file and for one that expired, too."""
         with self._store.read() as connection:
-            return self._record(_file(connection, tenant, file_id))
+            record = self._record(_file(connection, tenant, file_id))
+        if record.expires_at is not None and record.expires_at <= self._clock():
+            raise _not_found(file_id)
+        return record
 
     def list_files(self, tenant: str) -> list[FileRecord]:
         """The tenant's files, newest first."""
-        query = sa.select(*_RECORD_COLUMNS).where(FILES.c.tenant == tenant)
+        alive = sa.or_(FILES.c.expires_at.is_(None), FILES.c.expires_at > self._clock())
+        query = sa.select(*_RECORD_COLUMNS).where(FILES.c.tenant == tenant, alive)
         with self._store.read() as connection:
             return [
                 self._record(row)
@@ -125,6 +141,12 @@ class Library:
     def all_files(self) -> list[FileRecord]:
         """Files of every tenant, newest first."""
         query = sa.select(*_RECORD_COLUMNS).order_by(FILES.c.created_at.desc(), FILES.c.id)
+        with self._store.read() as connection:
+            return [self._record(row) for row in connection.execute(query)]
+
+    def due_files(self) -> list[FileRecord]:
+        """Files of every tenant that have expired."""
+        query = sa.select(*_RECORD_COLUMNS).where(FILES.c.expires_at <= self._clock())
         with self._store.read() as connection:
             return [self._record(row) for row in connection.execute(query)]
 
@@ -200,6 +222,7 @@ class Library:
             row.language,
             row.error,
             row.local_only,
+            row.expires_at,
         )
 
     # ------------------------------------------------------------------------------------------------- text
@@ -528,6 +551,10 @@ def _texts(connection: sa.Connection, hits: Sequence[Hit]) -> list[Passage]:
             found[file_id, row.number] = Passage(file_id, row.page, row.start, row.end, text, 0.0, row.anchor)
     known = ((found.get((hit.file_id, hit.number)), hit.score) for hit in hits)
     return [replace(passage, score=score) for passage, score in known if passage]  # a file may go meanwhile
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_urlsafe(_ID_BYTES)}"
 
 
 def _not_found(file_id: str) -> NotFound:

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0015"
+HEAD = "0013"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -156,8 +156,10 @@ FILES = Table(
     Column("tokens_by", String(128)),  # the model that counted them
     Column("language", String(16)),
     Column("error", Text),
+    Column("expires_at", Float),  # null: it stays until somebody deletes it
     Index(None, "tenant", "created_at"),
     Index(None, "status"),
+    Index(None, "expires_at"),
 )
 
 
@@ -414,4 +416,87 @@ STORE_FILES = Table(
     Column("attributes", Text, nullable=False),  # JSON
     Index(None, "file_id"),
     Index(None, "batch_id"),
+)
+
+UPLOADS = Table(  # files that arrive in parts; `file_id` is the file they become
+    "uploads",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("filename", String(255), nullable=False),
+    Column("purpose", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),  # as announced
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("status", String(16), nullable=False),  # pending, completed, cancelled, expired
+    Column("file_id", String(32), nullable=False),
+    Column("file_lasts_s", Float),  # how long the file is kept; null: until somebody deletes it
+    Index(None, "tenant", "status"),
+)
+
+UPLOAD_PARTS = Table(
+    "upload_parts",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("upload_id", String(64), ForeignKey("uploads.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Index(None, "upload_id"),
+)
+
+BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("key_id", String(16)),  # whose limits its lines are held to; null: made without a key
+    Column("endpoint", String(64), nullable=False),
+    Column("completion_window", String(16), nullable=False),  # as it was asked for: 24h
+    Column("input_file_id", String(32), nullable=False),
+    Column("output_file_id", String(32)),
+    Column("error_file_id", String(32)),
+    Column("output_lasts_s", Float),
+    Column("status", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("in_progress_at", Float),
+    Column("finalizing_at", Float),
+    Column("completed_at", Float),
+    Column("failed_at", Float),
+    Column("expired_at", Float),
+    Column("cancelling_at", Float),
+    Column("cancelled_at", Float),
+    Column("total", Integer, nullable=False),  # lines
+    Column("completed", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("errors", Text),  # JSON: what is wrong with the input
+    Column("metadata", Text),  # JSON: the caller's
+    Column("model", String(256)),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("purge", Boolean, nullable=False),  # something it quotes was deleted: so are its results, soon
+    Index(None, "tenant", "created_at"),
+    Index(None, "status"),
+)
+
+BATCH_LINES = Table(  # the text of a line lies in the input file; its result here, until the output file is made
+    "batch_lines",
+    METADATA,
+    Column("batch_id", String(64), ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),  # from 0, in order of the input
+    Column("custom_id", Text, nullable=False),
+    Column("start", BigInteger, nullable=False),  # bytes in the input file
+    Column("size_bytes", Integer, nullable=False),
+    Column("state", Integer, nullable=False),  # 0 waits, 1 has an answer, 2 has an error
+    Column("result", Text),  # JSON: the line of the output or error file
+)
+
+BATCH_SOURCES = Table(  # what batches quote or talk in: files and sessions
+    "batch_sources",
+    METADATA,
+    Column("tenant", String(64), primary_key=True),
+    Column("source_id", String(64), primary_key=True),
+    Column("batch_id", String(64), ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
 )

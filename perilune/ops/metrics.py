@@ -203,6 +203,9 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("turns_lost", "counter", "Times that a session's turns could not be stored."),
     Metric("files_ingested", "counter", "Files whose ingest ended.", ("status",)),
+    Metric("batches_ended", "counter", "Batches that ended.", ("status",)),
+    Metric("batch_lines", "counter", "Lines of batches that were answered.", ("status",)),
+    Metric("batch_lines_put_off", "counter", "Tries of lines that are tried again.", ("code",)),
     Metric("ingest_prefill_failed", "counter", "Documents whose KV could not be computed ahead."),
 )
 """Every metric. docs/api.md explains how to read them; a test keeps the two equal."""

@@ -9,6 +9,7 @@ interrupted: what is unfinished is taken up again at the next start.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -124,12 +125,20 @@ class DocumentService:
     # --------------------------------------------------------------------------------- the port
 
     async def upload(
-        self, tenant: str, filename: str, purpose: str, data: BinaryIO, local_only: bool = False
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        data: BinaryIO,
+        local_only: bool = False,
+        *,
+        lasts_s: float | None = None,
+        file_id: str | None = None,
     ) -> FileRecord:
         self._refuse_when_closing()
-        record = await asyncio.to_thread(
-            self._library.add_file, tenant, filename, purpose, data, self._max_upload_bytes, local_only
-        )
+        keep = partial(self._library.add_file, lasts_s=lasts_s, file_id=file_id)
+        limit = self._max_upload_bytes
+        record = await asyncio.to_thread(keep, tenant, filename, purpose, data, limit, local_only)
         self._telemetry.count("files_uploaded")
         if record.status not in _FINAL:
             self._begin(record)
@@ -149,7 +158,10 @@ class DocumentService:
     async def delete(self, tenant: str, file_id: str) -> None:
         """Stop the file's ingest, delete everything made from it, and its KV in every tier."""
         self._refuse_when_closing()
-        await asyncio.to_thread(self._library.get_file, tenant, file_id)
+        await self._delete(await asyncio.to_thread(self._library.get_file, tenant, file_id))
+
+    async def _delete(self, record: FileRecord) -> None:
+        tenant, file_id = record.tenant, record.file_id
         self._deleted.add(file_id)  # from here on nothing of it is submitted, so that no KV comes after the forget
         try:
             await asyncio.gather(*(self._stop(work) for work in self._work_on(file_id)))
@@ -167,6 +179,14 @@ class DocumentService:
         for record in expired:
             await self.delete(record.tenant, record.file_id)
         return len(expired)
+
+    async def expire_due(self) -> int:
+        """Delete files whose own time has come; returns how many."""
+        due = await asyncio.to_thread(self._library.due_files)
+        for record in due:
+            with contextlib.suppress(NotFound):  # deleted meanwhile
+                await self._delete(record)
+        return len(due)
 
     async def content(self, tenant: str, file_id: str) -> BinaryIO:
         return await asyncio.to_thread(self._library.open_file, tenant, file_id)
@@ -292,7 +312,8 @@ class DocumentService:
         held = set(self._owners())
         room = self._capacity - sum(record.tokens or 0 for record in files if record.file_id in held)
         for record in files:
-            if record.status is not FileStatus.PROCESSED or (record.tokens is not None and record.file_id in held):
+            warm = record.tokens is not None and record.file_id in held
+            if not record.is_document or record.status is not FileStatus.PROCESSED or warm:
                 continue
             if record.tokens is not None:
                 if not BLOCK_TOKENS <= record.tokens <= min(room, self._warmer.limit_tokens):

@@ -93,6 +93,12 @@ class MaterialReader:
         current = list(records)
         while True:
             for record in current:
+                if not record.is_document:
+                    raise UnsupportedDocument(
+                        f"{record.filename} was uploaded for {record.purpose} and isn't read as a document.",
+                        hint="Upload it with the purpose user_data.",
+                        param="file_id",
+                    )
                 if record.status is FileStatus.ERROR:
                     raise UnsupportedDocument(
                         f"{record.filename} can't be used: {record.error or 'it could not be read.'}",

@@ -37,10 +37,13 @@ from perilune.core import (
     SummarySentence,
     Times,
 )
+from perilune.errors import PeriluneError
+from perilune.memory.batches import Batch
 from perilune.memory.conversations import ConversationInfo
 from perilune.memory.paging import Part
 from perilune.memory.ratings import Chosen, NewRating, RatedAnswer, Rating
 from perilune.memory.responses import KeptResponse, Made
+from perilune.memory.uploads import UploadPart, UploadRecord
 from perilune.memory.vector_stores import VectorStores
 
 T = TypeVar("T")
@@ -129,10 +132,23 @@ class Library(Protocol):
     """Files, their text and their index. Synchronous and thread-safe; the service calls it off the event loop."""
 
     def add_file(
-        self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int, local_only: bool = False
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        data: BinaryIO,
+        max_bytes: int,
+        local_only: bool = False,
+        *,
+        lasts_s: float | None = None,
+        file_id: str | None = None,
     ) -> FileRecord:
-        """Store a file; a `local_only` one's text never leaves this machine. Raises `TooLarge` past `max_bytes` and
-        `UnsupportedDocument` for an empty one."""
+        """Store a file; a `local_only` one's text never leaves this machine, and after `lasts_s` it is gone.
+        Raises `TooLarge` past `max_bytes` and `UnsupportedDocument` for an empty one."""
+        ...
+
+    def due_files(self) -> list[FileRecord]:
+        """Files of every tenant that have expired."""
         ...
 
     def get_file(self, tenant: str, file_id: str) -> FileRecord:
@@ -337,9 +353,18 @@ class Documents(Protocol):
     """Uploaded documents, from the caller's side."""
 
     async def upload(
-        self, tenant: str, filename: str, purpose: str, data: BinaryIO, local_only: bool = False
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        data: BinaryIO,
+        local_only: bool = False,
+        *,
+        lasts_s: float | None = None,
+        file_id: str | None = None,
     ) -> FileRecord:
-        """Store, then parse, index and prefill in the background (ingest before ask)."""
+        """Store; a document is then parsed, indexed and prefilled in the background (ingest before ask). After
+        `lasts_s` the file is gone."""
         ...
 
     async def get(self, tenant: str, file_id: str) -> FileRecord: ...
@@ -353,6 +378,78 @@ class Documents(Protocol):
     async def page(self, tenant: str, file_id: str, number: int) -> PageView: ...
     async def page_image(self, tenant: str, file_id: str, number: int, width: int) -> bytes:
         """A PNG, drawn with care: the page may be hostile."""
+        ...
+
+
+class Uploads(Protocol):
+    """Files that arrive in parts. Another tenant's upload is `NotFound`; one that has ended is `Conflict`."""
+
+    async def create(
+        self, tenant: str, filename: str, purpose: str, size_bytes: int, file_lasts_s: float | None
+    ) -> UploadRecord:
+        """Raises `TooLarge`, and `InvalidRequest` where too many are pending."""
+        ...
+
+    async def add_part(self, tenant: str, upload_id: str, data: BinaryIO) -> UploadPart: ...
+    async def complete(
+        self, tenant: str, upload_id: str, part_ids: Sequence[str], md5: str | None
+    ) -> tuple[UploadRecord, FileRecord]:
+        """The parts in this order become the file. Raises `InvalidRequest` where they aren't what was announced."""
+        ...
+
+    async def cancel(self, tenant: str, upload_id: str) -> UploadRecord: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineAnswer:
+    """How an endpoint answered a line of a batch: the status and body that a client would have seen. `error` is
+    what it raised."""
+
+    status: int
+    request_id: str
+    body: dict[str, Any]
+    error: PeriluneError | None = None
+
+
+class LineAnswers(Protocol):
+    """The endpoints that lines of batches are answered by."""
+
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """Their paths: /v1/chat/completions, …"""
+        ...
+
+    async def answer(self, endpoint: str, caller: Caller, body: bytes) -> LineAnswer:
+        """Raises nothing but cancellation."""
+        ...
+
+
+class Batches(Protocol):
+    """Batches, from the caller's side. Another tenant's batch is `NotFound`."""
+
+    def serve(self, answers: LineAnswers) -> None:
+        """Who answers lines. Until it was called, batches wait."""
+        ...
+
+    async def create(
+        self,
+        caller: Caller,
+        endpoint: str,
+        input_file_id: str,
+        completion_window: str,
+        metadata: Mapping[str, str] | None,
+        output_lasts_s: float | None,
+    ) -> Batch:
+        """Raises `InvalidRequest`, and `NotFound` for the file."""
+        ...
+
+    async def get(self, tenant: str, batch_id: str) -> Batch: ...
+    async def page(self, tenant: str, part: Part) -> tuple[list[Batch], bool]:
+        """A part of the tenant's batches, and whether there are more."""
+        ...
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Raises `Conflict` for a batch that has ended."""
         ...
 
 
@@ -491,6 +588,12 @@ class ServiceApi(Protocol):
 
     @property
     def documents(self) -> Documents: ...
+
+    @property
+    def uploads(self) -> Uploads: ...
+
+    @property
+    def batches(self) -> Batches: ...
 
     @property
     def conversations(self) -> Conversations: ...

@@ -1,4 +1,5 @@
-"""Deletes what was kept for as long as the settings say: sessions by their last turn, documents by their upload.
+"""Deletes what was kept for as long as the settings say, sessions by their last turn, documents by their upload;
+and files that were uploaded with a time of their own.
 
 Knows ages and when to look; how things are deleted is their services'. The audit names `retention` as the actor.
 """
@@ -16,6 +17,7 @@ from perilune.service.archive import Archive
 from perilune.service.documents import DocumentService
 from perilune.service.ratings import RatingService
 from perilune.service.sessions import SessionService
+from perilune.service.uploads import UploadService
 
 ACTOR = "retention"
 DAY_S = 86_400.0
@@ -35,6 +37,7 @@ class Retention:
         sessions: SessionService,
         archive: Archive,
         feedback: RatingService,
+        uploads: UploadService,
         documents_days: float | None,
         sessions_days: float | None,
         now: Callable[[], float] = time.time,
@@ -42,6 +45,7 @@ class Retention:
         self._documents = documents
         self._sessions = sessions
         self._archive = archive
+        self._uploads = uploads
         self._feedback = feedback
         self._documents_days = documents_days
         self._sessions_days = sessions_days
@@ -61,6 +65,7 @@ class Retention:
         """Delete what is older than it may be; returns how many documents, sessions, kept answers and ratings."""
         gone = 0
         with acting(ACTOR):
+            gone += await self._documents.expire_due() + await self._uploads.expire()
             if self._documents_days is not None:
                 gone += await self._documents.expire(self._now() - DAY_S * self._documents_days)
             if self._sessions_days is not None:

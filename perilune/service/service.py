@@ -31,6 +31,7 @@ from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, BetterElsewhere, Parts
 from perilune.service.archive import Archive
+from perilune.service.batch.service import BatchService
 from perilune.service.caches.answers import AnswerCaches, keeping, served
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
@@ -41,6 +42,7 @@ from perilune.service.retention import Retention
 from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
 from perilune.service.sessions import SessionService
 from perilune.service.tools.stream import ToolStream, prepared
+from perilune.service.uploads import UploadService
 from perilune.service.vector_stores import VectorStoreService
 
 CALIBRATION_TOKENS = 384
@@ -64,6 +66,8 @@ class Service:
         feedback: RatingService,
         vector_stores: VectorStoreService,
         caches: AnswerCaches,
+        uploads: UploadService,
+        batches: BatchService,
         known: Callable[[str | None], Caller | None] = lambda key: None,
         retention: Retention | None = None,
         machine: Callable[[], dict[str, Any]] = dict,
@@ -78,6 +82,8 @@ class Service:
         self._feedback = feedback
         self._vector_stores = vector_stores
         self._caches = caches
+        self._uploads = uploads
+        self._batches = batches
         self._kv = kv
         self._admission = admission
         self._authenticate = authenticate
@@ -86,6 +92,14 @@ class Service:
     @property
     def documents(self) -> DocumentService:
         return self._parts.documents
+
+    @property
+    def uploads(self) -> UploadService:
+        return self._uploads
+
+    @property
+    def batches(self) -> BatchService:
+        return self._batches
 
     @property
     def conversations(self) -> SessionService:
@@ -124,10 +138,12 @@ class Service:
         if self._retention is not None:
             self._retention.start()
         self._ready = True
+        self._batches.start()
 
     async def close(self) -> None:
         """Stop ingests and keep the measured rates. Running answers end with their consumers."""
         self._ready = False
+        await self._batches.close()
         if self._retention is not None:
             await self._retention.close()
         await self._backends.close()
@@ -253,6 +269,8 @@ class Service:
     async def forget_everything(self, tenant: str) -> None:
         """See `ports.ServiceApi.forget_everything`."""
         documents = self._parts.documents
+        await self._batches.forget_tenant(tenant)
+        await self._uploads.forget_tenant(tenant)
         for record in await documents.list(tenant):
             with contextlib.suppress(NotFound):  # deleted meanwhile
                 await documents.delete(tenant, record.file_id)

@@ -48,7 +48,7 @@ from perilune.memory.ratings import Ratings
 from perilune.runtime.kv.spec import TierSpec
 from perilune.service.archive import Archive
 from perilune.service.kv_health import as_json
-from perilune.service.ports import Caller, ModelCard
+from perilune.service.ports import Caller, LineAnswers, ModelCard
 from perilune.service.ratings import RatingService
 from perilune.service.sessions import SessionService
 from perilune.service.vector_stores import VectorStoreService
@@ -130,7 +130,15 @@ class FakeDocuments:
         self.opened: list[CountedBytes] = []
 
     async def upload(
-        self, tenant: str, filename: str, purpose: str, data: BinaryIO, local_only: bool = False
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        data: BinaryIO,
+        local_only: bool = False,
+        *,
+        lasts_s: float | None = None,
+        file_id: str | None = None,
     ) -> FileRecord:
         content = await asyncio.to_thread(data.read)
         if not content:
@@ -138,7 +146,7 @@ class FakeDocuments:
         if len(content) > 10 * 1024**2:
             raise TooLarge("The file is too large.")
         record = FileRecord(
-            file_id=f"file-{len(self.files) + 1}",
+            file_id=file_id or f"file-{len(self.files) + 1}",
             tenant=tenant,
             filename=filename,
             purpose=purpose,
@@ -148,6 +156,7 @@ class FakeDocuments:
             status=FileStatus.PARSING,
             pages_total=12,
             pages_parsed=3,
+            expires_at=None if lasts_s is None else 1000.0 + lasts_s,
         )
         self.files[record.file_id] = (record, content)
         return record
@@ -215,6 +224,13 @@ class FakeKV:
         self.on = on
 
 
+class NoBatches:
+    """Of a server that runs none."""
+
+    def serve(self, answers: LineAnswers) -> None:
+        self.answers = answers
+
+
 class NoBackends:
     def view(self) -> list[dict[str, Any]]:
         return [{"name": "local"}]
@@ -240,6 +256,8 @@ class FakeService:
     kv: FakeKV = field(default_factory=FakeKV)
     backends: NoBackends = field(default_factory=NoBackends)
     responses: Archive = field(default_factory=lambda: Archive(None))
+    uploads: Any = None
+    batches: Any = field(default_factory=NoBatches)
     conversations: SessionService = field(default_factory=no_sessions)
     ratings: Ratings | None = None
     vector_stores: VectorStoreService = field(default_factory=lambda: VectorStoreService(None, None))

@@ -336,6 +336,16 @@ class FakeEngine:
                 self.disk.setdefault(name, set()).add(spec.persist_owner)
 
 
+class NoBatches:
+    """Of a process that runs none."""
+
+    def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def forget_tenant(self, tenant: str) -> None: ...
+
+
 class MemoryLibrary:
     """Files in memory. Pages are separated by form feeds; `page_s` is the time a page takes to parse.
 
@@ -353,7 +363,16 @@ class MemoryLibrary:
         self.faults: list[str] = []
 
     def add_file(
-        self, tenant: str, filename: str, purpose: str, data: BinaryIO, max_bytes: int, local_only: bool = False
+        self,
+        tenant: str,
+        filename: str,
+        purpose: str,
+        data: BinaryIO,
+        max_bytes: int,
+        local_only: bool = False,
+        *,
+        lasts_s: float | None = None,
+        file_id: str | None = None,
     ) -> FileRecord:
         content = data.read()
         if len(content) > max_bytes:
@@ -377,6 +396,9 @@ class MemoryLibrary:
 
     def all_files(self) -> list[FileRecord]:
         return list(reversed(self.records.values()))
+
+    def due_files(self) -> list[FileRecord]:
+        return []
 
     def unfinished_files(self) -> list[FileRecord]:
         final = (FileStatus.PROCESSED, FileStatus.ERROR)

@@ -46,10 +46,20 @@ from perilune.service.routing import Router, Target
 from perilune.service.service import Service
 from perilune.service.sessions import SessionService
 from perilune.service.tools.formats import Hermes
+from perilune.service.uploads import UploadService
 from perilune.service.vector_stores import VectorStoreService
 from perilune.service.web_search import WebSearch
 from perilune.telemetry import Telemetry
-from tests.service.fakes import CharTokenizer, FakeEngine, MemoryLibrary, NoKV, NoUsage, Template, upload_bytes
+from tests.service.fakes import (
+    CharTokenizer,
+    FakeEngine,
+    MemoryLibrary,
+    NoBatches,
+    NoKV,
+    NoUsage,
+    Template,
+    upload_bytes,
+)
 
 _ids = itertools.count()
 VOCABULARY = 0x110000  # every character is a token
@@ -145,6 +155,8 @@ class Bench:
             RatingService(None, parts.sessions, telemetry),
             VectorStoreService(self.stores, self.library),
             caches,
+            UploadService(None, self.documents, self.max_upload_bytes),
+            NoBatches(),
         )
         await self.service.start(warm_up=False)
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from perilune.core import FileStatus, ServiceClass, StageStarted
-from perilune.errors import NotFound, TooLarge
+from perilune.errors import NotFound, TooLarge, UnsupportedDocument
 from perilune.service.service import Service
-from tests.service.fakes import FakeEngine, MemoryLibrary
+from tests.service.fakes import FakeEngine, MemoryLibrary, upload_bytes
 from tests.service.harness import Bench, request, running
 
 SMALL = "The late fee is two percent. " * 20
@@ -244,9 +244,16 @@ async def test_a_running_ingest_is_hidden_from_other_tenants() -> None:
 
 
 async def test_uploads_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: object) -> None:
+    def refuse(*args: object, **kept: object) -> None:
         raise TooLarge(f"More than {args[4]} bytes.")
 
     monkeypatch.setattr(bench.library, "add_file", refuse)
     with pytest.raises(TooLarge, match="1000000"):
         await bench.upload("x")
+
+
+async def test_files_of_batches_are_no_documents(bench: Bench) -> None:
+    record = await bench.documents.upload("local", "in.jsonl", "batch", upload_bytes("text"), lasts_s=60.0)
+    await bench.documents.settled()
+    with pytest.raises(UnsupportedDocument, match="uploaded for batch"):
+        await bench.ask("What is it?", files=(record.file_id,))

@@ -226,7 +226,7 @@ async def test_what_is_older_than_its_days_goes_and_the_audit_says_why(kept: Kep
     ratings = Ratings(kept.store, kept.memory.marks, lambda: now_s)
     ratings.put("local", NewRating("msg_0", "up"))
     feedback = RatingService(ratings, bench.service.conversations, Telemetry())
-    services = (bench.documents, bench.service.conversations, Archive(None), feedback)
+    services = (bench.documents, bench.service.conversations, Archive(None), feedback, bench.service.uploads)
     retention = Retention(*services, None, 10, now=lambda: now_s + 11 * DAY_S)
     assert await retention.sweep() == 2
     assert ratings.part("local", Chosen(), Part())[0] == []
