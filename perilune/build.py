@@ -273,7 +273,6 @@ def _wire(
     usage = UsageStore(store)
     answers = _answers(settings, store) if memory is not None else None
     ratings = Ratings(store, memory.marks) if memory is not None else None
-    vectors = memory.vector if memory is not None else None
     service = _service(
         settings,
         telemetry,
@@ -290,7 +289,7 @@ def _wire(
         predictor,
         engine,
         model,
-        vectors,
+        memory,
     )
     metrics.before_render(lambda: _gauges(engine, telemetry))
     described, later = loaded.info.kernels, contextlib.ExitStack()
@@ -323,7 +322,7 @@ def _service(
     predictor: Predictor,
     engine: EngineLoop,
     model: ServedModel,
-    vectors: Vectors | None,
+    memory: Memory | None,
 ) -> Service:
     from perilune.memory.language import detect
     from perilune.memory.uploads import UploadStore
@@ -378,7 +377,7 @@ def _service(
         kv_of,
         forget,
     )
-    caches = _caches(settings, documents, vectors, telemetry)
+    caches = _caches(settings, documents, memory.vector if memory is not None else None, telemetry)
     sessions, departure = SessionService(kept, documents.forget_kv, telemetry), _departure(settings, telemetry)
     parts = Parts(
         model=model,
@@ -430,6 +429,7 @@ def _service(
         known,
         retention,
         _machine(settings, loaded, model, predictor).view,
+        memory,
     )
 
 

@@ -172,6 +172,17 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """A prompt that comes as it is: `text`, whose markers become special tokens, or else `token_ids`. `echo` says
+    it again before the answer; of `best_of` answers the likeliest are given."""
+
+    text: str | None
+    token_ids: tuple[int, ...] = ()
+    echo: bool = False
+    best_of: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class KeyLimits:
     """What an API key may use; None: no limit of its own. `tokens_per_day` by UTC day, `budget` by UTC month in the
     unit of the backends' prices, `stream_tokens_per_s` over all of its streams together."""
@@ -228,6 +239,7 @@ class Request:
     key_id: str | None = None  # the API key that asks
     limits: KeyLimits | None = None  # the key's; None: the configured ones
     profile: bool = True  # facts about the user may be used, and learnt from the question
+    raw: RawPrompt | None = None  # instead of messages
     prewarm: bool = False  # compute the prompt's KV and say nothing
     effort: str | None = None  # how much the model thinks first: none, minimal … max; None: as it likes
     web_results: int = 0  # how many results of a web search become a document of it

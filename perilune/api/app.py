@@ -30,9 +30,11 @@ from perilune.api.auth import OPEN_PATHS, Authentication, LocalOnly, check_bind,
 from perilune.api.batch_lines import EndpointLines
 from perilune.api.batches import Batches
 from perilune.api.chat import ChatCompletions, ResumeChat
+from perilune.api.completions import COMPLETIONS, CreateCompletion
 from perilune.api.connection import Connection
 from perilune.api.conversations import Conversations
 from perilune.api.counting import ANTHROPIC_COUNT, MOONSHOT_COUNT, RESPONSES_COUNT, CountTokens
+from perilune.api.embeddings import Embeddings
 from perilune.api.estimate import Estimates
 from perilune.api.feedback import FeedbackRoutes
 from perilune.api.files import Files
@@ -118,6 +120,12 @@ def _answering(
     count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
     kept, talks = KeptResponses(service, creating.runs), Conversations(service, settings)
     return [
+        Route("/v1/embeddings", Embeddings(service, settings).create, methods=["POST"]),
+        Route(
+            "/v1/completions",
+            CreateCompletion(service, settings, telemetry, resumables, COMPLETIONS),
+            methods=["POST"],
+        ),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/chat/completions/{completion_id}", ResumeChat(chat), methods=["GET", "DELETE"]),
         *[

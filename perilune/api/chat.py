@@ -100,7 +100,7 @@ class ChatCompletions:
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
         answer = self._dialect.whole(call, int(self._now()))
         headers = ignored_header(call.ignored)
-        async with self._in_time(), self._events(call.request) as events:
+        async with self._in_time(), self._events(call) as events:
             async for event in events:
                 if isinstance(event, Admitted):
                     headers += errors.rate_headers(event.rates)
@@ -194,7 +194,7 @@ class ChatCompletions:
     ) -> AsyncGenerator[tuple[bytes, bool]]:
         """Events as bytes, and what the response's head tells as `headers`. A stage may still turn out to be
         impossible; the plan is the first thing that holds."""
-        async with self._events(call.request) as events:
+        async with self._events(call) as events:
             async for event in events:
                 if isinstance(event, Admitted):
                     headers += errors.rate_headers(event.rates)
@@ -214,8 +214,12 @@ class ChatCompletions:
         except TimeoutError:
             errors.log.info("client too slow for a goodbye", extra={"fields": {"request_id": request_id}})
 
-    def _events(self, request: Request) -> aclosing[AsyncGenerator[Event]]:
-        """The service's events, closed on every way out."""
+    def _events(self, call: ChatCall) -> aclosing[AsyncGenerator[Event]]:
+        """The events of an answer, closed on every way out."""
+        return self._run(call.request)
+
+    def _run(self, request: Request) -> aclosing[AsyncGenerator[Event]]:
+        """The service's events."""
         return aclosing(cast("AsyncGenerator[Event]", self._service.run(request)))
 
     @asynccontextmanager

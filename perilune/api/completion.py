@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,8 @@ from perilune.service.report import citation_dict, plan_dict, report_dict
 
 REASONING = ("reasoning_content", "reasoning")
 """What was thought, as DeepSeek's and Moonshot's clients and as OpenRouter's and vLLM's newer ones spell it."""
+
+Progress = StageStarted | Planned | PrefillProgress | CitationAdded
 
 _LOWEST_LOGPROB = -9999.0
 """JSON has no minus infinity; OpenAI reports this."""
@@ -78,10 +80,10 @@ def logprobs_dict(tokens: Sequence[DecodedLogprob]) -> dict[str, Any]:
         "content": [
             {
                 "token": token.token,
-                "logprob": _finite(token.logprob),
+                "logprob": finite(token.logprob),
                 "bytes": list(token.raw),
                 "top_logprobs": [
-                    {"token": text, "logprob": _finite(value), "bytes": list(raw)} for text, raw, value in token.top
+                    {"token": text, "logprob": finite(value), "bytes": list(raw)} for text, raw, value in token.top
                 ],
             }
             for token in tokens
@@ -95,7 +97,7 @@ def obfuscation(delta: str) -> dict[str, str]:
     return {"obfuscation": secrets.token_urlsafe(16)[: 16 - len(delta) % 16]}
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
     return value if math.isfinite(value) else _LOWEST_LOGPROB
 
 
@@ -253,11 +255,9 @@ class StreamedAnswer(_Answer):
             out += sse.data({**self._base, "choices": [], "usage": usage_dict(event.usage)})
         return out
 
-    def _progress(self, event: StageStarted | Planned | PrefillProgress | CitationAdded) -> bytes:
+    def _progress(self, event: Progress) -> bytes:
         """A chunk without choices for clients that asked, else a comment."""
-        if not self._call.include_progress:
-            return _progress_comment(event)
-        return sse.data({**self._base, "choices": [], "perilune": _progress_dict(event)})
+        return progress_bytes(event, self._base, self._call.include_progress)
 
     def _choice(self, index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -267,7 +267,12 @@ class StreamedAnswer(_Answer):
         return sse.data({**self._base, "choices": [choice], **hidden})
 
 
-def _progress_dict(event: StageStarted | Planned | PrefillProgress | CitationAdded) -> dict[str, Any]:
+def progress_bytes(event: Progress, base: Mapping[str, Any], as_chunk: bool) -> bytes:
+    """A chunk without choices for clients that asked, else a comment."""
+    return sse.data({**base, "choices": [], "perilune": _progress_dict(event)}) if as_chunk else _comment(event)
+
+
+def _progress_dict(event: Progress) -> dict[str, Any]:
     match event:
         case StageStarted(stage):
             return {"stage": stage}
@@ -285,7 +290,7 @@ def _progress_dict(event: StageStarted | Planned | PrefillProgress | CitationAdd
             return {"stage": "citation", "citation": citation_dict(citation)}
 
 
-def _progress_comment(event: StageStarted | Planned | PrefillProgress | CitationAdded) -> bytes:
+def _comment(event: Progress) -> bytes:
     match event:
         case StageStarted(stage):
             return sse.comment(stage)

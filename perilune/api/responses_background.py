@@ -18,14 +18,15 @@ from perilune.api.meter import AnswerMeter
 from perilune.api.responses_answer import StreamedResponse, ended, interrupted
 from perilune.api.responses_said import made_of
 from perilune.api.resume import Resumables, StreamLog
-from perilune.core import Admitted, Event, Request
+from perilune.api.schema import ChatCall
+from perilune.core import Admitted, Event
 from perilune.errors import EngineBusy
 from perilune.service.ports import Responses
 
 ROOM_S = 1.0
 """Between two looks for room in the queue."""
 
-Events = Callable[[Request], aclosing[AsyncGenerator[Event]]]
+Events = Callable[[ChatCall], aclosing[AsyncGenerator[Event]]]
 InTime = Callable[[], AbstractAsyncContextManager[None]]
 
 
@@ -113,7 +114,7 @@ class BackgroundRuns:
 
     async def _tell(self, run: _Run, log: StreamLog, events: Events) -> None:
         answer = run.answer
-        async with events(answer.call.request) as told:
+        async with events(answer.call) as told:
             async for event in told:
                 if isinstance(event, Admitted):
                     continue

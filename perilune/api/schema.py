@@ -73,7 +73,7 @@ TIER_OF_CLASS: Mapping[ServiceClass, str] = {
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
@@ -139,7 +139,7 @@ class WireChat(Wire):
     max_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: Annotated[Stops | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[Stops | None, BeforeValidator(as_list)] = None
     seed: int | None = Field(None, ge=-_INT64 - 1, le=_INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
@@ -358,7 +358,7 @@ def _sampling(wire: WireChat, temperature: float) -> SamplingParams:
         frequency_penalty=float(wire.frequency_penalty or 0.0),
         repetition_penalty=1.0 if wire.repetition_penalty is None else float(wire.repetition_penalty),
         seed=wire.seed,
-        logit_bias=_logit_bias(wire.logit_bias or {}),
+        logit_bias=logit_bias_of(wire.logit_bias or {}),
         logprobs=(wire.top_logprobs or 0) if wire.logprobs else None,
         max_tokens=_same(wire.max_completion_tokens, wire.max_tokens, "max_completion_tokens", "max_tokens"),
         stop=tuple(wire.stop or ()),
@@ -367,7 +367,7 @@ def _sampling(wire: WireChat, temperature: float) -> SamplingParams:
     )
 
 
-def _logit_bias(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+def logit_bias_of(wire: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     pairs = []
     for key, bias in wire.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) > _TOKEN_ID:

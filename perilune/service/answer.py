@@ -166,7 +166,9 @@ class Answer:
         request, sessions = self._request, self._parts.sessions
         if request.session_id is not None:
             self._visit = sessions.visit(request.tenant, request.session_id, request.local_only)
-        telling = Telling(sessions, self._visit, request, _last_question(request), self._parts.clock)
+        telling = Telling(
+            sessions, None if request.prewarm else self._visit, request, _last_question(request), self._parts.clock
+        )
         async with aclosing(self._answered()) as events:
             with telling:
                 async for event in events:
@@ -432,6 +434,7 @@ class Answer:
             persist_tokens=persist,
             kv_policy=parts.kv_of(request.tenant),
             preset=preset,
+            prefill_only=request.prewarm,
             tenant=request.tenant,
             deadline_s=max(0.0, self._deadline_s - (parts.clock() - request.arrival_s)),
         )

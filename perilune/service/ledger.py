@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from perilune.core import KeyLimits, RateState, Request, Usage
+from perilune.core import KeyLimits, RateState, RawPrompt, Request, Usage
 from perilune.errors import InvalidRequest, QuotaExceeded, RateLimited
 from perilune.memory.usage import Used, day_of
 from perilune.service.backends.health import estimated_tokens
@@ -197,6 +197,7 @@ class Ledger:
         key_id = request.key_id or WITHOUT_KEY
         account = self._accounts.setdefault(key_id, _Account())
         prompt = math.ceil(sum(estimated_tokens(message.text) for message in request.messages))
+        prompt += _raw_tokens(request.raw)
         answer = (request.sampling.max_tokens or ANSWER_TOKENS) * request.n
         wanted = Usage(prompt, answer, 0)
         cost = self.price(request.model, wanted)
@@ -352,3 +353,9 @@ def _fitted(bucket: Bucket | None, limit: int | None, now_s: float) -> Bucket | 
         return Bucket.a_minute(limit, now_s)
     bucket.refill(now_s)
     return bucket
+
+
+def _raw_tokens(raw: RawPrompt | None) -> int:
+    if raw is None:
+        return 0
+    return len(raw.token_ids) if raw.text is None else math.ceil(estimated_tokens(raw.text))

@@ -40,6 +40,7 @@ from perilune.core import (
 from perilune.errors import PeriluneError
 from perilune.memory.batches import Batch
 from perilune.memory.conversations import ConversationInfo
+from perilune.memory.embed.protocol import Embedded, Role
 from perilune.memory.paging import Part
 from perilune.memory.ratings import Chosen, NewRating, RatedAnswer, Rating
 from perilune.memory.responses import KeptResponse, Made
@@ -580,6 +581,22 @@ class BackendsView(Protocol):
         ...
 
 
+class Embedding(Protocol):
+    """`memory.memory.Memory`. Calls block."""
+
+    @property
+    def embedder_model(self) -> str | None:
+        """None where there is no embedder."""
+        ...
+
+    @property
+    def embedder_window(self) -> int | None: ...
+
+    def embed(self, tenant: str, texts: Sequence[str], role: Role) -> Embedded:
+        """Raises `EmbedderUnavailable`, `InvalidRequest` for a text that is too long."""
+        ...
+
+
 class ServiceApi(Protocol):
     """What `api` and `cli` call."""
 
@@ -619,6 +636,11 @@ class ServiceApi(Protocol):
 
     async def count_tokens(self, request: Request) -> int:
         """The prompt's tokens if every document were read whole. Raises as `run` for what can't be composed."""
+        ...
+
+    async def embed(self, request: Request, role: Role, dimensions: int | None) -> Embedded:
+        """What the messages' texts mean, each one's vector. Raises `ModelNotFound`, `InvalidRequest` for a number
+        of `dimensions` that the embedder doesn't give, and as `Embedding.embed`."""
         ...
 
     async def estimate(self, request: Request) -> Plan:

@@ -10,6 +10,7 @@ import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,10 @@ from perilune.core import (
     SequenceSpec,
     StageStarted,
     TextDelta,
+    Usage,
 )
-from perilune.errors import InternalError, KeptHere, NotFound, Overloaded
+from perilune.errors import InternalError, InvalidRequest, KeptHere, ModelNotFound, NotFound, Overloaded
+from perilune.memory.embed.protocol import Embedded, Role
 from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
 from perilune.service.answer import Answer, BetterElsewhere, Parts
@@ -36,8 +39,9 @@ from perilune.service.caches.answers import AnswerCaches, keeping, served
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
-from perilune.service.ports import Caller, KVView, ModelCard
+from perilune.service.ports import Caller, Embedding, KVView, ModelCard
 from perilune.service.ratings import RatingService
+from perilune.service.raw import RawAnswer
 from perilune.service.retention import Retention
 from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
 from perilune.service.sessions import SessionService
@@ -71,7 +75,9 @@ class Service:
         known: Callable[[str | None], Caller | None] = lambda key: None,
         retention: Retention | None = None,
         machine: Callable[[], dict[str, Any]] = dict,
+        embedding: Embedding | None = None,
     ) -> None:
+        self._embedding = embedding
         self._parts = parts
         self._known = known
         self._machine = machine
@@ -156,6 +162,12 @@ class Service:
         """Answer a request; see `ports.ServiceApi.run`."""
         parts, routes = self._parts, self._backends.routes
         remote = routes.serves(request.model) and not parts.model.means(request.model)
+        if remote and (request.raw is not None or request.prewarm):
+            raise InvalidRequest(
+                f"{request.model} runs on a backend; raw prompts and prewarm are the local model's.",
+                hint="Send messages, or use the local model.",
+                param="model",
+            )
         if remote:
             require_plain(request)
         else:
@@ -178,12 +190,21 @@ class Service:
                 if request.web_results:
                     yield StageStarted("searching")
                     request = await parts.web.with_results(request)
-                made = RoutedAnswer(parts, routes, request).events() if remote else self._local_first(request)
-                events = made if stream is not None else self._again_or_anew(request, made, remote)
+                events = self._made(request, remote, stream is not None)
                 async with aclosing(_accounted(events, reserved)) as accounted:
                     async for event in accounted:
                         for item in stream.translate(event) if stream is not None else (event,):
                             yield item
+
+    def _made(self, request: Request, remote: bool, with_tools: bool) -> AsyncGenerator[Event, None]:
+        """The answer, by whoever is to give it."""
+        if request.raw is not None:
+            return RawAnswer(self._parts, request).events()
+        if request.prewarm:
+            return Answer(self._parts, request).events()
+        made = RoutedAnswer(self._parts, self._backends.routes, request).events() if remote else None
+        made = made or self._local_first(request)
+        return made if with_tools else self._again_or_anew(request, made, remote)
 
     async def _again_or_anew(
         self, request: Request, anew: AsyncGenerator[Event, None], remote: bool
@@ -206,6 +227,25 @@ class Service:
                 return
             async for event in keeping(anew, partial(caches.keep, ask, request)):
                 yield event
+
+    async def embed(self, request: Request, role: Role, dimensions: int | None) -> Embedded:
+        """See `ports.ServiceApi.embed`."""
+        known = self._embedding.embedder_model if self._embedding is not None else None
+        if self._embedding is None or known is None or request.model != known:
+            hint = f"Ask {known}." if known else "Set memory.embedder, and restart the server."
+            raise ModelNotFound(f"There is no embedder {request.model}.", hint=hint, param="model")
+        texts = [message.text for message in request.messages]
+        counted = replace(request, sampling=replace(request.sampling, max_tokens=1))
+        async with self._ledger.reserve(counted) as reserved:
+            found = await asyncio.to_thread(self._embedding.embed, request.tenant, texts, role)
+            reserved.settle(Usage(found.tokens, 0, 0), 0.0)
+        if dimensions not in (None, width := found.vectors.shape[1]):
+            raise InvalidRequest(
+                f"{found.model} gives {width} dimensions; vectors cut shorter would mean little.",
+                hint=f"Leave out dimensions, or ask for {width}.",
+                param="dimensions",
+            )
+        return found
 
     async def estimate(self, request: Request) -> Plan:
         """How a request would be answered here, and how soon; see `ports.ServiceApi.estimate`."""
@@ -281,7 +321,11 @@ class Service:
         return known if known is not None else await asyncio.to_thread(self._authenticate, key)
 
     async def models(self) -> list[ModelCard]:
-        return [self._parts.model.card(), *self._backends.cards(self._parts.model)]
+        card, embedding = self._parts.model.card(), self._embedding
+        embedders = []
+        if embedding is not None and (name := embedding.embedder_model) is not None:
+            embedders.append(ModelCard(name, card.created_at, embedding.embedder_window or 0, ""))
+        return [card, *self._backends.cards(self._parts.model), *embedders]
 
     async def ready(self) -> bool:
         """Whether a question could be answered now: started, not closing, and the engine has not failed."""

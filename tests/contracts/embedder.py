@@ -33,6 +33,13 @@ class EmbedderContract:
         assert found.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-3)
 
+    def test_tokens_are_counted(self, embedder: Embedder) -> None:
+        assert embedder.tokens([], "passage") == []
+        alone = [embedder.tokens([text], "passage")[0] for text in TEXTS]
+        assert embedder.tokens(TEXTS, "passage") == alone
+        (long,) = embedder.tokens(["word " * 600], "query")
+        assert 0 < max(alone) < 40 < 400 < long
+
     def test_nothing_gives_no_vectors(self, embedder: Embedder) -> None:
         assert embedder.embed([], "passage").shape == (0, embedder.width)
 

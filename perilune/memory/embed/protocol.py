@@ -7,6 +7,7 @@ words.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from perilune.errors import Unreachable
@@ -19,6 +20,15 @@ class EmbedderUnavailable(Unreachable):
     """The embedder did not answer. Searches find by words alone until it does."""
 
     code = "embedder_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors (texts, width) of length 1, and how many tokens the texts were."""
+
+    model: str
+    vectors: Vector
+    tokens: int
 
 
 class Embedder(Protocol):
@@ -46,6 +56,16 @@ class Embedder(Protocol):
 
     def embed(self, texts: Sequence[str], role: Role) -> Vector:
         """Vectors (texts, width) of length 1, in order. Raises `EmbedderUnavailable`."""
+        ...
+
+    @property
+    def window_tokens(self) -> int | None:
+        """Tokens of a text that it reads; None where that isn't known."""
+        ...
+
+    def tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        """How many tokens each text is, as the model reads it; an estimate where the model is asked over HTTP.
+        Raises `EmbedderUnavailable`."""
         ...
 
     def close(self) -> None: ...

@@ -98,6 +98,14 @@ class RemoteEmbedder:
             raise unavailable("the server changed the width of its vectors")
         return found
 
+    @property
+    def window_tokens(self) -> int | None:
+        return None
+
+    def tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        """A token for each four bytes, about."""
+        return [-(-len((self._prefixes[role] + text).encode()) // 4) for text in texts]
+
     def close(self) -> None:
         """End the calls under way; their callers get an error at once."""
         self._closed = True

