@@ -2,8 +2,8 @@
 
 Knows grammars and the model's vocabulary; doesn't know logits' arithmetic (sampler.py) or dialects. The automata
 are llguidance's (github.com/guidance-ai/llguidance): JSON Schema, regular expressions and Lark grammars in linear
-time, without backtracking, under the limits below. Compiled grammars are kept, because callers ask for the same few
-forms again and again.
+time, without backtracking. Compiled grammars are kept, because callers ask for the same few forms again and again;
+one that is new is tried in a process of its own first (grammar_trial.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perilune.core import Grammar, GrammarKind, SamplingParams
+from perilune.core import Grammar, SamplingParams
 from perilune.errors import InvalidRequest
+from perilune.runtime.grammar_source import CannotFollow, Words, compiled, vocabulary
+from perilune.runtime.grammar_trial import GrammarTrial
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -27,15 +29,6 @@ MAX_SOURCE_CHARS = 64 * 1024
 """A schema of so many characters, all of it properties, takes about a second to compile."""
 
 KEPT_GRAMMARS = 64
-
-_MAX_LEXER_STATES = 100_000
-"""1 to 2 kB each: what one grammar may take of memory."""
-
-_MAX_ROW_ITEMS = 20_000
-"""Four for each property that may come next: as many as a schema of `MAX_SOURCE_CHARS` has. A mask takes 5 ms."""
-
-_WHITESPACE = " ?"
-"""Between JSON's parts: a small model would fill an answer with line breaks, which every schema allows."""
 
 
 class Constraint:
@@ -63,13 +56,16 @@ class Constraint:
 
 
 class GrammarCompiler:
-    """Grammars over one model's vocabulary. Thread-safe; compiling takes milliseconds, the first half a second."""
+    """Grammars over one model's vocabulary. Thread-safe; compiling takes milliseconds, the first a second.
+
+    A grammar that wasn't seen before is tried in another process first. `close` when it is no longer needed.
+    """
 
     def __init__(self, tokenizer: ModelTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary: LLTokenizer | None = None
+        self._tools: tuple[GrammarTrial, LLTokenizer] | None = None
         self._kept: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        self._lock, self._vocabulary_lock = threading.Lock(), threading.Lock()
+        self._lock, self._tools_lock = threading.Lock(), threading.Lock()
 
     def constrain(self, grammar: Grammar) -> Constraint:
         """A constraint at the grammar's beginning.
@@ -88,66 +84,39 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
             return Constraint(matcher.deep_copy(), self._tokenizer.vocab_size)
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        with self._tools_lock:
+            if self._tools is not None:
+                self._tools[0].close()
 
+    def _compile(self, grammar: Grammar) -> LLMatcher:
         if len(grammar.source) > MAX_SOURCE_CHARS:
             raise _refused(grammar, f"it has {len(grammar.source):,} characters, more than {MAX_SOURCE_CHARS:,}")
-        limits = LLParserLimits(
-            max_lexer_states=_MAX_LEXER_STATES, max_items_in_row=_MAX_ROW_ITEMS, verbose_errors=False
-        )
+        if not self._tokenizer.stop_ids:
+            raise _refused(grammar, "the model has no token that ends an answer")
+        trial, known = self._made()
         try:
-            source = _source(grammar)
-            matcher = LLMatcher(self._words(), source, log_level=0, limits=limits)
-        except (ValueError, RecursionError) as error:
+            trial.check(grammar)
+            return compiled(known, grammar)
+        except CannotFollow as error:
             raise _refused(grammar, str(error)) from None
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask builds most of the lexer: here, not on the engine's thread
-        if matcher.is_error():
-            raise _refused(grammar, matcher.get_error())
-        return matcher
 
-    def _words(self) -> LLTokenizer:
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = _vocabulary(self._tokenizer)
-            return self._vocabulary
+    def _made(self) -> tuple[GrammarTrial, LLTokenizer]:
+        with self._tools_lock:
+            if self._tools is None:
+                words = _words_of(self._tokenizer)
+                self._tools = GrammarTrial(words), vocabulary(words)
+            return self._tools
 
 
-class _Words:
-    """A vocabulary as llguidance wants it (its `TokenizerWrapper`)."""
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: ModelTokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = min(tokenizer.stop_ids)
-        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids)
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
-
-
-def _vocabulary(tokenizer: ModelTokenizer) -> LLTokenizer:
-    from llguidance import LLTokenizer, TokenizerWrapper
-
-    if not tokenizer.stop_ids:
-        raise ValueError("the model has no token that ends an answer")
-    words = TokenizerWrapper(_Words(tokenizer))
-    return LLTokenizer(words, n_vocab=tokenizer.vocab_size, eos_token=sorted(tokenizer.stop_ids))
-
-
-def _source(grammar: Grammar) -> str:
-    from llguidance import LLMatcher
-
-    match grammar.kind:
-        case GrammarKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(grammar.source, overrides={"whitespace_pattern": _WHITESPACE})
-        case GrammarKind.REGEX:
-            return LLMatcher.grammar_from_regex(grammar.source)
-        case GrammarKind.LARK:
-            return LLMatcher.grammar_from_lark(grammar.source)
+def _words_of(tokenizer: ModelTokenizer) -> Words:
+    return Words(
+        tokens=[tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)],
+        special_token_ids=sorted(tokenizer.special_ids),
+        stop_ids=sorted(tokenizer.stop_ids),
+        encode=tokenizer.encode,
+    )
 
 
 def _refused(grammar: Grammar, reason: str) -> InvalidRequest:

@@ -76,6 +76,7 @@ class LoadedModel:
     grammars: GrammarCompiler
 
     def close(self) -> None:
+        self.grammars.close()
         self.runtime.close()
 
 
