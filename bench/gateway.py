@@ -5,6 +5,8 @@
 An engine that computes nothing (`bench.mock_engine`: 20 ms to the first token, 16 chunks) is asked directly and
 through `perilune serve` with a key, its limits, metrics and the ledger on. The server has one core, engine and
 client the other one. Added is what the gateway's percentile has more than the direct one's of the same load.
+A body of 500 KB is a conversation (Python's reference in turns) that comes again with a new question, as chats do;
+`body500k_new`, reported beside it, is one whose whole text is new each time (one in two seconds).
 `--requests N` also sends so many and fits the server's own memory over them (`make soak`: 100,000).
 """
 
@@ -19,11 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import corpus
 from bench.cancel import percentile
 from bench.driver import ROOT, say
 from bench.machine import Calibration, CpuClock
@@ -40,10 +43,10 @@ BARS = {
     "ttft_added_p99_ms_50sps": Bar(at_most=12, unit="ms"),
     "body500k_added_p50_ms": Bar(at_most=8, unit="ms"),
 }
-_WARM_S = 2.0
 _ROUND_REQUESTS = 2000
 _ROUNDS_PER_S = 120.0  # requests a second of the memory's rounds
 _WARM_SHARE = 0.4
+_LARGE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,24 @@ class Load:
     per_s: float
     stream: bool
     body_bytes: int = 200
+    new: bool = False  # every request has another text; else the history is the same and the last question new
 
-    def body(self) -> bytes:
-        text = ("The moon is far. " * (self.body_bytes // 17 + 1))[: self.body_bytes]
-        message = {"role": "user", "content": text}
-        return json.dumps({"model": MODEL, "messages": [message], "stream": self.stream, "max_tokens": 64}).encode()
+    def bodies(self) -> Callable[[int], bytes]:
+        """The body of each request, by its number."""
+        if self.new:
+            return lambda number: self._body(number, f"{number}")
+        head, _, tail = self._body(0, _NUMBER).rpartition(_NUMBER.encode())
+        return lambda number: b"%b%08d%b" % (head, number, tail)
+
+    def _body(self, start: int, question: str) -> bytes:
+        text = corpus.text()
+        text = (text[997 * start :] + text)[: self.body_bytes]
+        messages = [
+            {"role": "assistant" if at // _TURN_CHARS % 2 else "user", "content": text[at : at + _TURN_CHARS]}
+            for at in range(0, len(text), _TURN_CHARS)
+        ]
+        messages.append({"role": "user", "content": f"Question {question}: what does this mean?"})
+        return json.dumps({"model": MODEL, "messages": messages, "stream": self.stream, "max_tokens": 64}).encode()
 
     @property
     def mark(self) -> bytes:
@@ -69,7 +85,10 @@ LOADS = (
     Load("100rps", 100, stream=False),
     Load("50sps", 50, stream=True),
     Load("body500k", 20, stream=False, body_bytes=500_000),
+    Load("body500k_new", 0.5, stream=False, body_bytes=500_000, new=True),
 )
+_TURN_CHARS = 20_000
+_NUMBER = "NUMBER"
 
 
 @contextmanager
@@ -138,10 +157,10 @@ def gateway(home: Path, engine_port: int) -> Iterator[tuple[PeriluneServer, str]
         server.stop()
 
 
-def measure(port: int, key: str, load: Load, seconds: float) -> list[Timing]:
+def measure(port: int, key: str, load: Load, seconds: float, warm_s: float) -> list[Timing]:
     """Timings of one load, after a short warm-up. Raises where an answer isn't 200."""
-    loop = OpenLoop(port, load.body(), {"authorization": f"Bearer {key}"}, load.mark)
-    asyncio.run(loop.run(load.per_s, _WARM_S))
+    loop = OpenLoop(port, load.bodies(), {"authorization": f"Bearer {key}"}, load.mark)
+    asyncio.run(loop.run(load.per_s, warm_s))
     timings = asyncio.run(loop.run(load.per_s, seconds))
     wrong = [timing.status for timing in timings if timing.status != 200]
     if wrong:
@@ -149,7 +168,9 @@ def measure(port: int, key: str, load: Load, seconds: float) -> list[Timing]:
     return timings
 
 
-def run(seconds: float, requests: int) -> tuple[dict[str, float | bool | None], list[dict[str, object]], float]:
+def run(
+    seconds: float, warm_s: float, requests: int
+) -> tuple[dict[str, float | bool | None], list[dict[str, object]], float]:
     """Figures, runs, and others' share of the cores."""
     cores = sorted(os.sched_getaffinity(0))
     server_core, other_core = {cores[0]}, {cores[-1]}
@@ -163,8 +184,8 @@ def run(seconds: float, requests: int) -> tuple[dict[str, float | bool | None], 
             before = CpuClock.now([os.getpid()])
             for load in LOADS:
                 sides = {
-                    "direct": measure(port, key, load, seconds),
-                    "gateway": measure(server.port, key, load, seconds),
+                    "direct": measure(port, key, load, seconds, warm_s),
+                    "gateway": measure(server.port, key, load, seconds, warm_s),
                 }
                 runs += [_run(load, side, timings) for side, timings in sides.items()]
                 figures |= _added(load, sides)
@@ -195,8 +216,8 @@ def _added(load: Load, sides: dict[str, list[Timing]]) -> dict[str, float | bool
         direct, through = (percentile(_values(load, sides[side]), share) for side in ("direct", "gateway"))
         return round(through - direct, 2)
 
-    if load.name == "body500k":
-        return {"body500k_added_p50_ms": added(0.5), "body500k_added_p99_ms": added(0.99)}
+    if load.body_bytes > _LARGE:
+        return {f"{load.name}_added_p50_ms": added(0.5), f"{load.name}_added_p99_ms": added(0.99)}
     prefix = "ttft_added" if load.stream else "added"
     return {f"{prefix}_p50_ms_{load.name}": added(0.5), f"{prefix}_p99_ms_{load.name}": added(0.99)}
 
@@ -204,7 +225,7 @@ def _added(load: Load, sides: dict[str, list[Timing]]) -> dict[str, float | bool
 def memory_slope(server: PeriluneServer, key: str, requests: int) -> tuple[Slope, list[int]]:
     """Bytes of the server's own memory for each request, streamed and whole in turn, after the warm-up."""
     loops = [
-        OpenLoop(server.port, load.body(), {"authorization": f"Bearer {key}"}, load.mark) for load in LOADS[:2]
+        OpenLoop(server.port, load.bodies(), {"authorization": f"Bearer {key}"}, load.mark) for load in LOADS[:2]
     ]
     rounds = max(12, requests // _ROUND_REQUESTS)
     each = requests // rounds
@@ -234,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
     parser.add_argument("--requests", type=int, default=0, help="send so many and fit the memory over them")
     given = parser.parse_args(argv)
-    figures, runs, foreign = run(4.0 if given.quick else 15.0, given.requests)
+    figures, runs, foreign = run(*((4.0, 1.0) if given.quick else (15.0, 2.0)), given.requests)
     machine = summarise(Calibration(0.0, 0.0), foreign)
     result = Result("gateway", figures, machine, runs, quick=given.quick)
     finish(result, BARS, Options(given.quick, given.json, 1, False, ()))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 HOST = "127.0.0.1"
@@ -78,15 +79,16 @@ class _Connection(asyncio.Protocol):
 
 
 class OpenLoop:
-    """Sends one request over and over. `mark` tells the first text of a stream; for whole answers, the body."""
+    """Sends `body(0)`, `body(1)`, … `mark` tells the first text of a stream; for whole answers, the body."""
 
-    def __init__(self, port: int, body: bytes, headers: dict[str, str], mark: bytes) -> None:
+    def __init__(self, port: int, body: Callable[[int], bytes], headers: dict[str, str], mark: bytes) -> None:
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = (
+        self._head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: {HOST}:{port}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\n{more}\r\n"
-        )
-        self._request = head.encode() + body
+            f"{more}content-length: "
+        ).encode()
+        self._body = body
+        self._sent = 0
         self._port = port
         self._mark = mark
         self._idle: list[_Connection] = []
@@ -109,7 +111,9 @@ class OpenLoop:
 
     async def _one(self, due: float) -> Timing:
         connection = await self._connected()
-        await connection.send(self._request)
+        body = self._body(self._sent)
+        self._sent += 1
+        await connection.send(b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
         now = time.perf_counter()
         if connection.status:
             self._idle.append(connection)

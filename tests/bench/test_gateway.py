@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 from bench.gateway import LOADS, Timing, _added, mock_engine
 from bench.open_loop import OpenLoop
@@ -11,7 +12,7 @@ from bench.open_loop import OpenLoop
 def test_the_client_times_what_the_mock_engine_does() -> None:
     with mock_engine() as port:
         for load in LOADS:
-            loop = OpenLoop(port, load.body(), {}, load.mark)
+            loop = OpenLoop(port, load.bodies(), {}, load.mark)
             timings = asyncio.run(loop.run(20, 0.5))
             assert [timing.status for timing in timings] == [200] * 10
             assert all(0.019 <= timing.first_s <= timing.total_s < 5 for timing in timings)
@@ -31,7 +32,7 @@ def test_a_server_that_falls_behind_shows_it() -> None:
     async def run() -> list[Timing]:
         server = await asyncio.start_server(slow, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        timings = await OpenLoop(port, b"{}", {}, b"{}").run(100, 0.2)
+        timings = await OpenLoop(port, lambda _: b"{}", {}, b"{}").run(100, 0.2)
         server.close()
         return timings
 
@@ -53,8 +54,19 @@ def test_a_server_that_refuses_is_no_measurement() -> None:
             writer.close()
 
         server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-        timings = await OpenLoop(server.sockets[0].getsockname()[1], b"{}", {}, b"{}").run(10, 0.3)
+        timings = await OpenLoop(server.sockets[0].getsockname()[1], lambda _: b"{}", {}, b"{}").run(10, 0.3)
         server.close()
         return timings
 
     assert {timing.status for timing in asyncio.run(run())} == {0}
+
+
+def test_a_conversation_comes_again_with_a_new_question() -> None:
+    """And a new text is new in every block of it."""
+    same, new = LOADS[2].bodies(), LOADS[3].bodies()
+    one, other = (json.loads(same(number))["messages"] for number in (1, 2))
+    assert one[:-1] == other[:-1]
+    assert one[-1] != other[-1]
+    assert sum(len(message["content"]) for message in one) > 480_000
+    one, other = (json.loads(new(number))["messages"] for number in (1, 2))
+    assert not [message for message in one if message in other]

@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from perilune.service.privacy.fold import Folded
+from perilune.service.privacy.anchors import Anchored
+from perilune.service.privacy.fold import Folded, spellings
 from perilune.service.privacy.kinds import Found, Kind
 from perilune.service.privacy.lists import labelled, words
 
@@ -65,7 +66,7 @@ _FILL = re.compile(
     r"[^A-Za-z0-9\u4e00-\u9fff\n]{0,4}){0,4}\n?[\"'“ #:(（]{0,3}\Z",
     re.IGNORECASE,
 )
-_REACH_BEFORE, _REACH_AFTER = 48, 22
+_REACH_BEFORE, _REACH_AFTER, _VALUE_CHARS = 48, 22, 100
 _DIGITS_ONLY = re.compile(r"[0-9 \-./]+\Z")
 
 _CHAT = re.compile(
@@ -145,7 +146,7 @@ def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
     yield from _numbers(folded)
     yield from _accounts(folded)
-    for match in _CARRIER.finditer(folded.text):
+    for match in folded.matches(_CARRIER):
         yield Found(match.start(), match.end(), Kind.ORDER)
     for pattern, kind in (
         (_DEPARTMENT, Kind.STAFF_ID),
@@ -153,13 +154,13 @@ def find(folded: Folded) -> Iterator[Found]:
         (_PLATED, Kind.PLATE),
         (_REDDIT, Kind.USERNAME),
     ):
-        for match in pattern.finditer(folded.lower):
+        for match in folded.matches_lower(pattern):
             yield Found(*match.span("value"), kind)
 
 
 def _cues(folded: Folded) -> list[_Cue]:
     found = []
-    for match in _CUE.finditer(folded.lower):
+    for match in folded.matches_lower(_CUE):
         word = re.sub("[_-]", " ", match[0])
         kind = _HANZI.get(match[0]) or _LATIN.get(match[0]) or _LATIN.get(word) or _LATIN.get(word.replace(" ", ""))
         if kind is not None:
@@ -173,12 +174,24 @@ def _numbers(folded: Folded) -> Iterator[Found]:
         return
     text = folded.text
     starts = [cue.start for cue in cues]
-    for match in _VALUE.finditer(text):
+    for match in _values(text, cues):
         start, end = match.span("value")
         at = bisect_left(starts, start)
         near = cues[max(0, at - 6) : at + 4]
         if near and (found := _told(text, start, end, near)):
             yield found
+
+
+def _values(text: str, cues: list[_Cue]) -> Iterator[re.Match[str]]:
+    """Values that are near enough to a word to be told by it."""
+    low, high = 0, -1
+    for cue in cues:
+        begin = cue.start - _REACH_AFTER - _VALUE_CHARS
+        if begin > high:
+            yield from _VALUE.finditer(text, low, max(high, 0))
+            low = max(begin, 0)
+        high = cue.end + _REACH_BEFORE + _VALUE_CHARS
+    yield from _VALUE.finditer(text, low, max(high, 0))
 
 
 def _told(text: str, start: int, end: int, near: list[_Cue]) -> Found | None:
@@ -223,28 +236,28 @@ def _told(text: str, start: int, end: int, near: list[_Cue]) -> Found | None:
 
 
 def _accounts(folded: Folded) -> Iterator[Found]:
-    text, lower = folded.text, folded.lower
+    text = folded.text
     for pattern in (_CHAT, _CHAT_AFTER):
-        for match in pattern.finditer(lower):
+        for match in folded.matches_lower(pattern):
             value = match["value"]
             if any(char.isdigit() or char in "_-" for char in value) or not _is_word(value):
                 yield Found(match.start("value"), match.end("value"), Kind.CHAT_ID)
-    for match in _WXID.finditer(lower):
+    for match in folded.matches_lower(_WXID):
         yield Found(match.start(), match.end(), Kind.CHAT_ID)
-    for match in _USER.finditer(lower):
+    for match in folded.matches_lower(_USER):
         value = match["value"].rstrip(".-")
         loose = not match["gap"].strip(" \"'“@`") and match["gap"] != ""
         if value in words("system_users.txt") or (loose and _is_word(value)) or value.startswith("http"):
             continue
         yield Found(match.start("value"), match.start("value") + len(value), Kind.USERNAME)
-    for match in _AT_HANDLE.finditer(text):
+    for match in folded.matches(_AT_HANDLE):
         if (
             match["value"].lower().rstrip(".") not in words("decorators.txt")
             and text[match.end() : match.end() + 1] != "("
         ):
             yield Found(match.start(), match.end(), Kind.USERNAME)
     for pattern in (_SSH, _PROMPT, _HOME):
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             if match["value"].lower() not in words("system_users.txt"):
                 yield Found(match.start("value"), match.end("value"), Kind.USERNAME)
 
@@ -252,3 +265,63 @@ def _accounts(folded: Folded) -> Iterator[Found]:
 def _is_word(value: str) -> bool:
     """Only letters, so perhaps an ordinary word."""
     return value.isalpha()
+
+
+_CHATS = (
+    r"(?:^|[^a-z])(?:wechat|weixin|wx|vx|qq|skype|telegram|whatsapp|line|discord|signal|kakao|snapchat|viber|icq)"
+)
+ANCHORED = (
+    Anchored(
+        _CUE,
+        words=frozenset(written for word in (*_LATIN, *_HANZI) for written in spellings(word)),
+        left=32,
+        right=4,
+        near=re.compile("[0-9]"),
+        near_chars=_REACH_BEFORE + _VALUE_CHARS,
+    ),
+    Anchored(
+        _CHAT,
+        (_CHATS, r"微信|威信|薇信|扣扣|企鹅号?|企鵝|v信|飞书|飛書|钉钉|釘釘|加v|加我v|[^\x00-\x7f]v[ :：]"),
+        left=16,
+        right=80,
+    ),
+    Anchored(
+        _CHAT_AFTER,
+        r"(?:is my|是我的?|on|\()[ ]?(?:wechat|qq|微信|telegram|skype|discord|line)",
+        left=48,
+        right=8,
+    ),
+    Anchored(_WXID, r"wxid_", left=8, right=40),
+    Anchored(
+        _USER,
+        (
+            r"(?:^|[^a-z])(?:user|login|log[ ]?in[ ](?:as|with)|logged[ ]in[ ](?:as|by)|sign(?:ed)?[ ]in[ ]as|uid"
+            r"|handle|screen[ ]?name|nick|alias|account[ ]name|instagram|insta|ig|twitter|github|gitlab|reddit"
+            r"|tiktok|steam|gamertag|psn|xbox|twitch|x\.com|owner|assignee|author|committer|acct|sudo[ ]-u|su[ ]-"
+            r"|samaccountname|principal)",
+            "用户|用戶|登录|登錄|登陆|登陸|账户名|账戶名|賬戶名|帐户|账号|账號|賬號|帐号|帐號|帳號|昵称|网名|域账号|微博|抖音|小红书|b站|知乎",
+        ),
+        left=24,
+        right=80,
+    ),
+    Anchored(_AT_HANDLE, "@", left=8, right=48),
+    Anchored(_SSH, r"(?:^|[^A-Za-z])(?:ssh|scp|sftp|rsync|mosh|ftp)[ ]", left=16, right=420, caseless=False),
+    Anchored(_PROMPT, "@", left=40, right=260),
+    Anchored(_HOME, r"/home/|/Users/|[A-Za-z]:\\{1,2}Users\\|~[a-z]", left=16, right=48, caseless=False),
+    Anchored(_DEPARTMENT, "工号|工號|编号|编號|編號|編号|工牌|胸牌|警号|警號", left=12, right=32),
+    Anchored(
+        _GLUED,
+        r"(?:order|account|acct|tracking|parcel|ticket|invoice|单子|mrn)[a-z]{0,3}[0-9]{6}",
+        left=32,
+        right=32,
+    ),
+    Anchored(
+        _PLATED,
+        r"(?:^|[^a-z])(?:plates?|registration|reg|rego)(?:[^a-z]|$)|车牌|車牌|牌照|车号|车號|車号|車號",
+        left=24,
+        right=80,
+        near=re.compile("[0-9]"),
+    ),
+    Anchored(_REDDIT, r"u/[A-Z0-9_.\-]{3}", left=8, right=40),
+    Anchored(_CARRIER, _CARRIER.pattern.removeprefix("(?<![A-Za-z0-9])").removesuffix("(?![A-Za-z0-9])"), 32, 8),
+)

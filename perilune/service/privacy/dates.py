@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 
@@ -52,11 +53,22 @@ _REACH_BEFORE, _REACH_AFTER = 60, 30
 def find(folded: Folded) -> Iterator[Found]:
     """Dates near a word for birth. Linear in the text."""
     text = folded.lower
-    if "生" in text:
-        for match in _BORN.finditer(text):
-            yield Found(*match.span("date"), Kind.BIRTH_DATE)
-    for cue in _CUE.finditer(text):
+    for match in folded.matches_lower(_BORN):
+        yield Found(*match.span("date"), Kind.BIRTH_DATE)
+    for cue in folded.matches_lower(_CUE):
         start = max(0, cue.start() - _REACH_AFTER)
         end = min(len(text), cue.end() + _REACH_BEFORE)
         for match in _DATE.finditer(text, start, end):
             yield Found(match.start(), match.end(), Kind.BIRTH_DATE)
+
+
+ANCHORED = (
+    Anchored(_BORN, r"[0-9日号號月年廿卅一二三四五六七八九十][ ]?(?:出?生|诞生|誕生)", left=48, right=4),
+    Anchored(
+        _CUE,
+        r"d\.?o\.?b|birth|b-?day|born|né|geb|b\.[ ][0-9]|出生|生日|生于|生於|生辰|诞辰|誕辰|[岁年月日号歲號]生"
+        r"|破壳日|破殼日|降生|生年月日",
+        left=16,
+        right=16,
+    ),
+)

@@ -3,8 +3,8 @@
 Knows what a request holds and what the settings say of each kind; not how identifiers are found, nor any
 network. All of a request's texts are read together, so that one person has one stand-in in the system prompt,
 in passages of documents, in recalled turns and in the question; numbers go by first mention, so that the same
-conversation gets the same ones again. Nothing of it is kept when the answer has ended. What was taken out is
-counted by kind, never logged.
+conversation gets the same ones again. No value is kept when the answer has ended. What was taken out is counted by
+kind, never logged.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from dataclasses import dataclass, field, replace
 
 from perilune.errors import Forbidden
 from perilune.service.backends.departure import Departed, Leaving
+from perilune.service.privacy.blocks import Memo
 from perilune.service.privacy.detect import Detector
 from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, LABELS, Found, Kind, Treatment
-from perilune.service.privacy.placeholders import Restorer, Vault, replaced, with_literals
+from perilune.service.privacy.placeholders import Restorer, Vault, replaced
 from perilune.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Deidentified:
     def __init__(self, policy: Policy, telemetry: Telemetry) -> None:
         self._policy = policy
         self._telemetry = telemetry
+        self._memo = Memo()
         self._detector = Detector(policy.terms, (kind for kind in Kind if policy.of(kind) is not Treatment.KEEP))
 
     async def leave(self, leaving: Leaving) -> Departed:
@@ -57,7 +59,7 @@ class Deidentified:
                 hint="Use a model that runs here, or have the operator change privacy.local_only.",
             )
         texts = [message.text for message in leaving.messages] + list(leaving.stops)
-        changed, vault, counts = await asyncio.to_thread(self._changed, texts)
+        changed, vault, counts = await asyncio.to_thread(self._changed, leaving.tenant, texts)
         self._tell(leaving, counts)
         size = len(leaving.messages)
         return Departed(
@@ -68,9 +70,9 @@ class Deidentified:
             taken_out=counts,
         )
 
-    def _changed(self, texts: Sequence[str]) -> tuple[list[str], Vault, dict[str, int]]:
+    def _changed(self, tenant: str, texts: Sequence[str]) -> tuple[list[str], Vault, dict[str, int]]:
         """The texts as they may leave, the way back, and how many identifiers were taken out by kind."""
-        found = self._detector.find_all(texts)
+        found = self._detector.find_all(texts, self._memo, tenant)
         counts = _counted(texts, found)
         refused = [kind for kind in counts if self._policy.of(Kind(kind)) is Treatment.REFUSE]
         if refused:
@@ -116,6 +118,6 @@ def _counted(texts: Sequence[str], found: Iterable[list[Found]]) -> dict[str, in
     """Different values by kind."""
     values: set[tuple[Kind, str]] = set()
     for text, items in zip(texts, found, strict=True):
-        values.update((item.kind, text[item.start : item.end]) for item in with_literals(text, items))
+        values.update((item.kind, text[item.start : item.end]) for item in items)
     counts = Counter(kind for kind, _ in values)
     return {kind.value: counts[kind] for kind in Kind if counts[kind] and kind is not Kind.TEXT}

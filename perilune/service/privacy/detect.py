@@ -6,14 +6,30 @@ where text goes. Time is linear in the text: nothing looks farther than a few do
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 
-from perilune.service.privacy import cues, dates, names_en, names_zh, network, numbers, phones, places, secrets
+from perilune.service.privacy import (
+    cues,
+    dates,
+    names_en,
+    names_zh,
+    network,
+    numbers,
+    phones,
+    places,
+    secrets,
+)
+from perilune.service.privacy import (
+    fold as folding,
+)
+from perilune.service.privacy.anchors import Scanner
+from perilune.service.privacy.blocks import VARIANTS, Block, Memo, blocks
 from perilune.service.privacy.fold import Folded, fold
 from perilune.service.privacy.kinds import STRENGTH, Found, Kind
-from perilune.service.privacy.lists import words
+from perilune.service.privacy.known import Known, Seen, filter_of, occurrences
+from perilune.service.privacy.placeholders import literals, with_literals
 
 _RULES: tuple[Callable[[Folded], Iterator[Found]], ...] = (
     network.find,
@@ -47,17 +63,23 @@ _NUMBERED = frozenset(
         Kind.TAX_ID,
     }
 )
-_TOKEN = re.compile(r"[A-Za-z0-9À-ÿ]++|[\u3040-\u30ff\u3400-\u9fff]")
-_REPEATED_AT_LEAST = 4
-_LONGEST_TOKENS = 64
-"""Words and characters of a value that is looked for elsewhere; a longer one would cost its length everywhere."""
-_NAME_WORD = re.compile(r"[A-ZÀ-Ö][A-Za-zÀ-ÿ'’\-]{2,}")
+
+
+@cache
+def scanner() -> Scanner:
+    """The automaton over what all rules look for; made once, when somebody first needs it."""
+    modules = (folding, network, numbers, phones, secrets, dates, places, cues)
+    return Scanner((*(each for module in modules for each in module.ANCHORED), *names_en.anchored()))
 
 
 class Detector:
-    """Finds identifiers. Immutable; `terms` are the user's own words, found whole and in any case."""
+    """Finds identifiers. Immutable; `terms` are the user's own words, found whole and in any case. Without
+    `anchored` every rule reads everything: the same findings, more slowly (the tests' oracle)."""
 
-    def __init__(self, terms: Iterable[str] = (), kinds: Iterable[Kind] = tuple(Kind)) -> None:
+    def __init__(
+        self, terms: Iterable[str] = (), kinds: Iterable[Kind] = tuple(Kind), anchored: bool = True
+    ) -> None:
+        self._scanner = scanner() if anchored else None
         known = sorted({term.strip() for term in terms if term.strip()}, key=len, reverse=True)
         joined = "|".join(_term(term) for term in known)
         self._terms = re.compile(joined, re.IGNORECASE) if joined else None
@@ -67,19 +89,48 @@ class Detector:
         """What one text holds, in order, without overlaps."""
         return self.find_all([text])[0]
 
-    def find_all(self, texts: Sequence[str]) -> list[list[Found]]:
-        """What each of several texts of one conversation holds. What is found in one is found in all of them."""
-        folded = [fold(text) for text in texts]
-        first = [_merged(self._once(each)) for each in folded]
-        known = _Known()
-        for each, found in zip(folded, first, strict=True):
+    def find_all(self, texts: Sequence[str], memo: Memo | None = None, tenant: str = "") -> list[list[Found]]:
+        """What each of several texts of one conversation holds. What is found in one is found in all of them.
+        Blocks that `memo` knows of this tenant aren't read again. Text that looks like a stand-in is found, too."""
+        cut = [[(block, self._seen(block, memo, tenant)) for block in blocks(text)] for text in texts]
+        first = [_merged(_shifted(block, item) for block, seen in each for item in seen.found) for each in cut]
+        known = Known()
+        for text, found in zip(texts, first, strict=True):
             for item in found:
-                known.add(each.text[item.start : item.end], item.kind)
+                known.add(fold(text[item.start : item.end]).text, item.kind)
         result = []
-        for each, found in zip(folded, first, strict=True):
-            everywhere = _merged([*found, *known.find(each)]) if known else found
-            result.append([Found(*each.origin(item.start, item.end), item.kind) for item in everywhere])
+        for each, found in zip(cut, first, strict=True):
+            others = [_shifted(block, item) for block, seen in each for item in _others(known, block, seen)]
+            literals = [_shifted(block, item) for block, seen in each for item in seen.literals]
+            result.append(with_literals(_merged([*found, *others]), literals))
         return result
+
+    def _seen(self, block: Block, memo: Memo | None, tenant: str) -> Seen:
+        """What a block holds by itself."""
+        key = memo.key(block) if memo is not None else b""
+        seen = memo.get(tenant, key) if memo is not None else None
+        if seen is None:
+            seen = self._read(block)
+            if memo is not None:
+                memo.put(tenant, key, seen)
+        return seen
+
+    def _read(self, block: Block) -> Seen:
+        folded = fold(block.context, self._scanner)
+        found = _merged(self._once(folded))
+        known = Known()
+        for item in found:
+            start, end = folded.origin(item.start, item.end)
+            known.add(fold(block.context[start:end]).text, item.kind)
+        if found:
+            found = _merged([*found, *occurrences(known.values, folded)])
+        own = frozenset(hash(tokens) for values in known.values.values() for tokens in values)
+        return Seen(
+            _inside(block, (Found(*folded.origin(item.start, item.end), item.kind) for item in found)),
+            _inside(block, literals(block.context)),
+            filter_of(folded),
+            own,
+        )
 
     def _once(self, folded: Folded) -> Iterator[Found]:
         for rule in _RULES:
@@ -89,6 +140,32 @@ class Detector:
         if self._terms is not None:
             for match in self._terms.finditer(folded.text):
                 yield Found(match.start(), match.end(), Kind.TERM)
+
+
+def _inside(block: Block, found: Iterable[Found]) -> tuple[Found, ...]:
+    """What begins in the block itself, from its start."""
+    size = block.end - block.start
+    moved = (Found(item.start - block.lead, item.end - block.lead, item.kind) for item in found)
+    return tuple(item for item in moved if 0 <= item.start < size)
+
+
+def _shifted(block: Block, item: Found) -> Found:
+    return Found(item.start + block.start, item.end + block.start, item.kind)
+
+
+def _others(known: Known, block: Block, seen: Seen) -> tuple[Found, ...]:
+    """Values of the rest of the conversation in a block."""
+    wanted = known.beyond(seen)
+    if not wanted:
+        return ()
+    key = hash(frozenset(tokens for values in wanted.values() for tokens in values))
+    if key not in seen.others:
+        folded = fold(block.context)
+        found = (Found(*folded.origin(each.start, each.end), each.kind) for each in occurrences(wanted, folded))
+        if len(seen.others) >= VARIANTS:
+            seen.others.clear()
+        seen.others[key] = _inside(block, found)
+    return seen.others[key]
 
 
 def _is_public(text: str, found: Found) -> bool:
@@ -120,67 +197,3 @@ def _merged(found: Iterable[Found]) -> list[Found]:
         else:
             result.append(item)
     return result
-
-
-class _Known:
-    """Values of a conversation, to be found wherever they stand: digits and letters in order, separators free."""
-
-    def __init__(self) -> None:
-        self._by_first: dict[str, dict[tuple[str, ...], Kind]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._by_first)
-
-    def add(self, value: str, kind: Kind) -> None:
-        if kind is Kind.URL_TOKEN and len(value) < 6:
-            return
-        self._add(value, kind)
-        if kind is Kind.PERSON:
-            for part in _parts_of_name(value):
-                self._add(part, kind)
-
-    def _add(self, value: str, kind: Kind) -> None:
-        tokens = tuple(token[0] for token in _TOKEN.finditer(value))
-        if kind is not Kind.PERSON:
-            tokens = tuple(token.lower() for token in tokens)
-        if not 0 < len(tokens) <= _LONGEST_TOKENS or (
-            kind is not Kind.PERSON and sum(map(len, tokens)) < _REPEATED_AT_LEAST
-        ):
-            return
-        self._by_first.setdefault(tokens[0].lower(), {})[tokens] = kind
-        if kind is not Kind.PERSON and len(tokens) > 1:  # the same without its separators
-            joined = "".join(tokens)
-            self._by_first.setdefault(joined, {})[joined,] = kind
-
-    def find(self, folded: Folded) -> Iterator[Found]:
-        tokens = [(match[0], match.start(), match.end()) for match in _TOKEN.finditer(folded.text)]
-        for at, (first, start, _) in enumerate(tokens):
-            for wanted, kind in self._by_first.get(first.lower(), _NOTHING).items():
-                there = tokens[at : at + len(wanted)]
-                exact = kind is Kind.PERSON
-                if tuple(token if exact else token.lower() for token, _, _ in there) != wanted:
-                    continue
-                gaps = (after[1] - before[2] for before, after in itertools.pairwise(there))
-                if all(gap <= 3 for gap in gaps):
-                    yield Found(start, there[-1][2], kind)
-
-
-_NOTHING: Mapping[tuple[str, ...], Kind] = {}
-
-
-def _parts_of_name(name: str) -> Iterator[str]:
-    """Given name and surname by themselves; of a Chinese name the given name of two characters."""
-    chinese = "".join(char for char in name if "\u4e00" <= char <= "\u9fff")
-    if len(chinese) == 3 and len(name) == 3:
-        if chinese[1:] not in names_zh.ordinary_words():
-            yield chinese[1:]
-        return
-    latin = [word for word in _NAME_WORD.findall(name) if word.lower().rstrip(".") not in words("titles_en.txt")]
-    if len(latin) > 1 or len(name.split()) > 1:
-        for word in latin:
-            if word.lower() not in names_en.ordinary_words():
-                yield word
-                yield word.upper()
-        given, _, family = name.partition(" ")
-        if " " in family and given.rstrip(".").lower() not in words("titles_en.txt"):
-            yield family

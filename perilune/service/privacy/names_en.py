@@ -12,6 +12,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 from perilune.service.privacy.lists import words
@@ -32,12 +33,14 @@ _PARTICLE = re.compile(
 )
 _ROYAL = re.compile(r"(?:Queen|King|Prince|Princess|Saint|St\.?|Pope|Emperor|Lake|Port|Fort|Mount|Santa|San) \Z")
 _SUFFIX = re.compile(r",?[ ](?:Jr|Sr|II|III|IV|PhD|MD|Esq)(?![A-Za-z])\.?")
+_TITLES = (
+    r"(?:Mr|Mrs|Ms|Mx|Dr|Prof|Rev|Hon|Capt|Lt|Sgt|Sr|Sra|Mme|Mlle|Messrs)\.?|MR|MRS|MS|DR|PROF|Miss|Missus"
+    r"|Mister|Doctor|Professor|Sir|Dame|Madam|Lady|Lord|Reverend|Father|Sister|Brother|Captain|Sergeant|Officer"
+    r"|Detective|Inspector|Judge|Justice|Nurse|Coach|Aunt|Auntie|Uncle|Grandma|Grandpa|Granny|Cousin|Senator"
+    r"|Herr|Frau|Señora?|Monsieur|Madame|Signora?"
+)
 _TITLED = re.compile(
-    rf"(?<!{_W})(?:(?:(?:Mr|Mrs|Ms|Mx|Dr|Prof|Rev|Hon|Capt|Lt|Sgt|Sr|Sra|Mme|Mlle|Messrs)\.?|MR|MRS|MS|DR"
-    rf"|PROF|Miss|Missus|Mister|Doctor|Professor|Sir|Dame"
-    rf"|Madam|Lady|Lord|Reverend|Father|Sister|Brother|Captain|Sergeant|Officer|Detective|Inspector|Judge"
-    rf"|Justice|Nurse|Coach|Aunt|Auntie|Uncle|Grandma"
-    rf"|Grandpa|Granny|Cousin|Senator|Herr|Frau|Señora?|Monsieur|Madame|Signora?)(?:[ ]?\n?[ ]?|[ ]{{1,2}})){{1,3}}"
+    rf"(?<!{_W})(?:(?:{_TITLES})(?:[ ]?\n?[ ]?|[ ]{{1,2}})){{1,3}}"
     rf"(?P<name>(?:[A-Z]\.?[ ]){{0,2}}(?:(?:van|von|de|del|di|da|la|le|bin|al|Ní|Ni|Nic|Ó|Mac|San|De|Van|Von"
     rf"|Di|Da|La|Le|Al)[ ]){{0,2}}(?:[OD]['’])?[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’][A-ZÀ-Öa-z]{_W}{{1,20}})?)"
     rf"(?P<more>(?:[ ](?:[A-Z]\.[ ])?(?:[OD]['’])?[A-ZÀ-Ö]{_W}{{1,20}}(?:[\-'’][A-ZÀ-Ö]{_W}{{1,20}})?){{0,2}})"
@@ -75,15 +78,16 @@ _PINYIN_GIVEN = re.compile(rf"{_SYLLABLE}(?:[\-'’]?{_SYLLABLE})?\Z", re.IGNORE
 
 def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
-    finder = _Finder(folded.text)
+    finder = _Finder(folded)
     yield from finder.pairs()
     yield from finder.alone()
     yield from finder.patterns()
 
 
 class _Finder:
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, folded: Folded) -> None:
+        self._folded = folded
+        self._text = folded.text
         self._given = words("given_en.txt")
         self._surnames = words("surnames_en.txt")
         self._frequent = words("frequent_en.txt")
@@ -93,7 +97,7 @@ class _Finder:
 
     def pairs(self) -> Iterator[Found]:
         """Given name and surname, in either order, with initials or a particle between."""
-        found = list(_WORDS.finditer(self._text))
+        found = list(self._folded.matches(_WORDS))
         for at, first in enumerate(found):
             if _plain(first[0]) not in self._given and not first[0][0].isupper():
                 continue
@@ -162,7 +166,7 @@ class _Finder:
 
     def alone(self) -> Iterator[Found]:
         """Given names by themselves that are nothing else in English."""
-        for word in _WORDS.finditer(self._text):
+        for word in self._folded.matches(_WORDS):
             name = _plain(word[0])
             if not word[0][0].isupper() or len(word[0]) < 3 or name not in self._frequent or name in self._ordinary:
                 continue
@@ -175,7 +179,7 @@ class _Finder:
         return at >= 0 and word.start() < self._public[at][1]
 
     def patterns(self) -> Iterator[Found]:
-        for match in _TITLED.finditer(self._text):
+        for match in self._folded.matches(_TITLED):
             more = match["more"].split()
             end = match.end("name")
             if (
@@ -188,11 +192,11 @@ class _Finder:
             if name in self._ordinary and name not in self._surnames:
                 continue
             yield Found(match.start(), end, Kind.PERSON)
-        for match in _INITIALS.finditer(self._text):
+        for match in self._folded.matches(_INITIALS):
             surname = max(re.findall(rf"{_W}+", match["name"]), key=len).lower()
             if surname in self._surnames and (surname not in self._ordinary or match["name"][1:2] == "."):
                 yield Found(match.start(), match.end(), Kind.PERSON)
-        for match in _CUED.finditer(self._text):
+        for match in self._folded.matches(_CUED):
             yield from self._cued(match)
 
     def _cued(self, match: re.Match[str]) -> Iterator[Found]:
@@ -215,3 +219,16 @@ def _plain(word: str) -> str:
 def ordinary_words() -> frozenset[str]:
     """Names that are words too, so that by themselves they say little."""
     return words("ordinary_en.txt")
+
+
+def anchored() -> tuple[Anchored, ...]:
+    """What stands where names may be."""
+    given = words("given_en.txt")
+    names = given | words("pinyin_surnames.txt")
+    sure = _SURE_CUE.pattern.removesuffix(r"\Z") + "[A-ZÀ-Ö]"
+    return (
+        Anchored(_WORDS, words=names, capital=names - (given - ordinary_words()), left=90, right=90),
+        Anchored(_CUED, sure, words=given - ordinary_words(), left=90, right=60, caseless=False),
+        Anchored(_TITLED, rf"(?:^|[^A-Za-z])(?:{_TITLES})[ \n]{{0,3}}{_W}", 40, 120, caseless=False),
+        Anchored(_INITIALS, (r"[A-Z]\.[ \-]{0,2}\n?[A-Z]", r"[^ ] [A-Z]\."), 48, 60, caseless=False),
+    )

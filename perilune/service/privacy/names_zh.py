@@ -57,6 +57,7 @@ _CUED = re.compile(
     r" “\"]{0,2}|本人姓名[ ]?)"
     r"(?P<name>[\u4e00-\u9fff]{2,4}(?:·[\u4e00-\u9fff]{1,6}){0,2})(?![\u4e00-\u9fff])"
 )
+_HANZI = re.compile("[\u4e00-\u9fff]")
 _FOREIGN = re.compile(r"[\u4e00-\u9fff]{2,5}·[\u4e00-\u9fff]{1,6}(?:·[\u4e00-\u9fff]{1,6})?")
 _TOTAL_LOG2 = 25.84  # of all the words that were counted (60.1 million)
 _UNKNOWN = -_TOTAL_LOG2 - 1.0
@@ -77,6 +78,8 @@ _LEFT, _RIGHT = 4, 8
 def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text: around every surname a dozen characters are cut."""
     text = folded.text
+    if text.isascii() or _HANZI.search(text) is None:
+        return
     figures = words("figures.txt")
     cutter = _Cutter(text)
     spans = [span for low, high in _windows(text) for span in cutter.names(low, high)]

@@ -10,6 +10,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 from perilune.service.privacy.lists import words
@@ -78,36 +79,34 @@ _WORDY = re.compile(
 def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
     text = folded.text
-    yield from _mails(text)
-    yield from _ips(text)
-    for match in _MAC.finditer(text):
+    yield from _mails(folded)
+    yield from _ips(folded)
+    for match in folded.matches(_MAC):
         yield Found(match.start(), match.end(), Kind.MAC)
     if "." in text or "://" in text:
-        for match in _URL.finditer(text):
+        for match in folded.matches(_URL):
             yield from _link(text, match)
 
 
-def _mails(text: str) -> Iterator[Found]:
-    if "@" in text or "%40" in text or "&#64;" in text:
-        for match in _MAIL.finditer(text):
-            yield Found(match.start(), match.end(), Kind.EMAIL)
-    for match in _MAIL_WORDS.finditer(text):
+def _mails(folded: Folded) -> Iterator[Found]:
+    text = folded.text
+    for match in folded.matches(_MAIL):
+        yield Found(match.start(), match.end(), Kind.EMAIL)
+    for match in folded.matches(_MAIL_WORDS):
         surely = _BRACKETED_AT.search(match[0]) or _DOT_WORDED.fullmatch(match["last"])
         if surely or "mail" in text[max(0, match.start() - 40) : match.start()].lower():
             yield Found(match.start(), match.end(), Kind.EMAIL)
-    if "#" in text:
-        for match in _MAIL_HASH.finditer(text):
-            yield Found(match.start(), match.end(), Kind.EMAIL)
+    for match in folded.matches(_MAIL_HASH):
+        yield Found(match.start(), match.end(), Kind.EMAIL)
 
 
-def _ips(text: str) -> Iterator[Found]:
+def _ips(folded: Folded) -> Iterator[Found]:
+    text = folded.text
     for pattern in (_IP4, _IP4_TOUCHING):
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             if _is_address(text, match):
                 yield Found(match.start(), match.end(), Kind.IP)
-    if ":" not in text:
-        return
-    for match in _IP6.finditer(text):
+    for match in folded.matches(_IP6):
         value = match[0].replace("[:]", ":").split("%")[0]
         try:
             address = ipaddress.IPv6Address(value)
@@ -167,3 +166,29 @@ def _odd(segment: str) -> bool:
     digits = sum(char.isdigit() for char in segment)
     letters = sum(char.isalpha() for char in segment)
     return (digits >= 2 and letters >= 2) or len(segment) >= 24 or digits >= 8
+
+
+_OPEN = r"[\[({<【][ ]{0,2}"
+ANCHORED = (
+    Anchored(_MAIL, r"@|%40|&#64;", left=80, right=800),
+    Anchored(
+        _MAIL_WORDS,
+        rf"{_OPEN}(?:at|@|艾特)|艾特|{_OPEN}(?:dot|\.|点|點)|[ ]dot[ ]|点|點|mail",
+        left=700,
+        right=800,
+        near=re.compile(r"[ \[({<【]at[ \])}>】]|@|艾特", re.IGNORECASE),
+    ),
+    Anchored(_MAIL_HASH, r"[A-Z0-9._%+\-][#＃][A-Z0-9\-]", left=70, right=340),
+    Anchored(_IP4, rf"[0-9]{_SEP4}[0-9]{{1,3}}{_SEP4}[0-9]", left=40, right=40),
+    Anchored(_IP4_TOUCHING, r"[A-Z_\-][0-9]{1,3}\.[0-9]{1,3}\.[0-9]", left=16, right=16),
+    Anchored(_IP6, r"(?::|\[:\])[0-9A-F]{0,4}(?::|\[:\])", left=60, right=80),
+    Anchored(
+        _MAC,
+        r"[0-9A-F]{2}[ :\-]\n?[0-9A-F]{2}[ :\-]\n?[0-9A-F]{2}[ :\-]\n?[0-9A-F]{2}"
+        r"|[0-9A-F]{4}\.[0-9A-F]{4}\.[0-9A-F]{4}|[0-9A-F]{6}[\-:][0-9A-F]{6}",
+        left=40,
+        right=40,
+    ),
+    Anchored(_URL, r"://|[a-z0-9\-]\.[a-z]{2,12}(?::[0-9]{2,5})?[/?#]", left=400, right=4100),
+)
+"""The host of a link without a scheme may be long; what follows, too."""

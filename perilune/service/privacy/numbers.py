@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from perilune.service.privacy import checks
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 
@@ -51,10 +52,10 @@ _VAT = re.compile(
 def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
     text = folded.text
-    for run in _RUN.finditer(text):
+    for run in folded.matches(_RUN):
         if run.end() - run.start() >= 10 and not _inside_code(text, run.start(), run.end()):
             yield from _in_run(run)
-    yield from _lettered(text)
+    yield from _lettered(folded)
 
 
 def _inside_code(text: str, start: int, end: int) -> bool:
@@ -112,11 +113,11 @@ def _grouped_like_a_card(sizes: list[int]) -> bool:
     return len(sizes) <= 3 or all(size == 1 for size in sizes) or all(size >= 3 for size in sizes[:-1])
 
 
-def _lettered(text: str) -> Iterator[Found]:
-    for match in _IBAN.finditer(text):
+def _lettered(folded: Folded) -> Iterator[Found]:
+    for match in folded.matches(_IBAN):
         yield from _iban(match)
     for pattern, kind, proves in _PROVEN:
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             if proves(match[0]):
                 yield Found(match.start(), match.end(), kind)
 
@@ -154,3 +155,26 @@ def _iban(match: re.Match[str]) -> Iterator[Found]:
         if places == length:
             yield Found(match.start(), match.start() + offset + 1, Kind.IBAN)
             return
+
+
+_DIGITS = r"[0-9](?:[ \t\n\-–—‑.·_/]{0,3}[0-9])"
+ANCHORED = (
+    Anchored(_RUN, rf"{_DIGITS}{{9}}", left=48, right=8, widen=frozenset("0123456789 \t\n-–—‑.·_/xX")),
+    Anchored(_IBAN, r"[A-Z]{2}[ \-]?[0-9]{2}(?:[ \-\n]{0,2}[A-Z0-9]){11}", left=44, right=80),
+    Anchored(_CREDIT, r"[0-9A-HJ-NPQRTUWXY](?:[ \-\n]?[0-9A-HJ-NPQRTUWXY]){17}", left=48, right=8),
+    Anchored(_SPANISH, r"[XYZ0-9][ \-.]?[0-9]{1,2}[.]?[0-9]{3}[.]?[0-9]{2,3}[ \-.]?[A-Z]", left=20, right=4),
+    Anchored(_HONG_KONG, r"[A-Z] ?[0-9]{3} ?[0-9]{3} ?\(?[0-9A]", left=16, right=4, caseless=False),
+    Anchored(_UK_INSURANCE, r"[A-Z]{2}[ \-]?[0-9]{2}[ \-]?[0-9]{2}[ \-]?[0-9]{2}[ \-]?[A-D]", left=20, right=4),
+    Anchored(_UK_LICENCE, r"[A-Z9]{5}[ ]?[0-9]{6}[ ]?[A-Z9]{2}[ ]?[0-9][A-Z]{2}", left=24, right=4, caseless=False),
+    Anchored(_CPF, r"[0-9]{3}\.?[0-9]{3}\.?[0-9]{3}[\-/]?[0-9]{2}", left=20, right=4),
+    Anchored(
+        _SSN, r"[0-9]{3}(?:[ ]?[\-–—‑][ ]?|[ .\n])[0-9]{2}(?:[ ]?[\-–—‑][ ]?|[ .\n])[0-9]{4}", left=24, right=4
+    ),
+    Anchored(
+        _VAT,
+        _VAT.pattern.removeprefix("(?<![A-Z0-9])").removesuffix("(?![A-Z0-9])"),
+        left=32,
+        right=8,
+        caseless=False,
+    ),
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 
@@ -52,7 +53,7 @@ def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
     text = folded.text
     for pattern in _PATTERNS:
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             if not _is_something_else(text, match):
                 yield Found(match.start(), match.end(), Kind.PHONE)
 
@@ -73,3 +74,9 @@ def _is_something_else(text: str, match: re.Match[str]) -> bool:
     if any(char.isdigit() for char in token):
         return True
     return start > 1 and text[start - 1] == "." and text[start - 2].isdigit()
+
+
+ANCHORED = tuple(
+    Anchored(pattern, r"[0-9](?:[ \t\n\-–—‑.·/()]{0,6}[0-9]){6}", left=80, right=48) for pattern in _PATTERNS
+)
+"""Seven digits, with what may stand between them."""

@@ -31,6 +31,8 @@ PLACEHOLDER = re.compile(f"{_BRACKETED}|{_BARE}")
 _LITERAL = re.compile(rf"{_BRACKETED}|{_LABEL}\\?_[0-9]{{1,6}}[a-z]{{0,2}}")
 """What might be read as one, whatever is put before and behind it."""
 
+_MAY_BE_LITERAL = re.compile(r"[\[［【]|_[0-9]")
+
 _PREFIXES = sorted(
     {label[:size] for label in LABELS.values() for size in range(1, len(label) + 1)}, key=len, reverse=True
 )
@@ -105,19 +107,25 @@ def _letters(form: int) -> str:
 
 
 def replaced(text: str, found: Sequence[Found], stand_in: Callable[[Kind, str], str]) -> str:
-    """The text with every finding replaced, and with text that looks like a placeholder replaced too."""
+    """The text with every finding replaced. `with_literals` must have seen them."""
     pieces: list[str] = []
     at = 0
-    for item in with_literals(text, found):
+    for item in found:
         pieces += [text[at : item.start], stand_in(item.kind, text[item.start : item.end])]
         at = item.end
     pieces.append(text[at:])
     return "".join(pieces)
 
 
-def with_literals(text: str, found: Sequence[Found]) -> list[Found]:
+def literals(text: str) -> list[Found]:
+    """Text that looks like a placeholder: it is replaced, too, so that the way back can't mistake it for one."""
+    if not _MAY_BE_LITERAL.search(text):
+        return []
+    return [Found(*match.span(), Kind.TEXT) for match in _LITERAL.finditer(text)]
+
+
+def with_literals(found: Sequence[Found], literals: Sequence[Found]) -> list[Found]:
     """The findings, widened over placeholders that they cut, and the placeholders besides."""
-    literals = [Found(*match.span(), Kind.TEXT) for match in _LITERAL.finditer(text)]
     if not literals:
         return list(found)
     result: list[Found] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 
@@ -124,18 +125,18 @@ def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
     text = folded.text
     for pattern in (_ENGLISH, _UNITS, _PO_BOX, _CONTINENTAL):
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             yield Found(match.start(), match.end(), Kind.ADDRESS)
-    for match in _CORE.finditer(text):
+    for match in folded.matches(_CORE):
         yield Found(_begin(text, match.start()), match.end(), Kind.ADDRESS)
-    for match in _GEO.finditer(text):
+    for match in folded.matches(_GEO):
         yield Found(match.start(), match.end(), Kind.GEO)
-    for match in _GEO_NAMED.finditer(text):
+    for match in folded.matches(_GEO_NAMED):
         yield Found(match.start(), match.end(), Kind.GEO)
-    for match in _PLATE.finditer(text):
+    for match in folded.matches(_PLATE):
         if any(char.isdigit() for char in match[0]):
             yield Found(match.start(), match.end(), Kind.PLATE)
-    for match in _ORGANISATION.finditer(text):
+    for match in folded.matches(_ORGANISATION):
         yield Found(match.start(), match.end(), Kind.ORGANISATION)
 
 
@@ -151,3 +152,63 @@ def _begin(text: str, core: int) -> int:
         return start
     place = _ADMIN.search(text, start, core)
     return place.start() if place else core - _UNLED_CHARS
+
+
+_DIGIT = re.compile("[0-9]")
+ANCHORED = (
+    Anchored(
+        _ENGLISH,
+        rf"[A-Za-zÀ-ÿ0-9'’.\-][ \n]{_STREET}(?:[^A-Za-z]|$)",
+        left=300,
+        right=420,
+        near=re.compile(r"[0-9][A-Za-z]?[ ,\n]"),
+    ),
+    Anchored(
+        _UNITS,
+        (
+            _UNIT.split("|[0-9]{1,3}(?:st", 1)[0].removesuffix(r"(?:-[0-9a-z]{1,6}){0,2}") + ")[,\\-]",
+            r"[0-9][a-z]{0,2}/?[ ]?(?:f|floor)\.?,",
+        ),
+        left=180,
+        right=800,
+    ),
+    Anchored(_PO_BOX, r"P\.?[ ]?O\.?[ ]?Box", left=16, right=16),
+    Anchored(
+        _CONTINENTAL,
+        r"(?:straße|strasse|str\.|weg|gasse|platz|allee|ring|ufer|straat|gracht|laan|plein)[ ]\n?[0-9]"
+        r"|[0-9](?:[ ]?(?:bis|ter))?,?[ ](?:rue|avenue|boulevard|place|quai|chemin|impasse|allée)[ ]"
+        r"|(?:calle|c/|avenida|avda\.|paseo|plaza|via|viale|piazza|corso|rua|travessa|ulica|ul\.)[ ]",
+        left=48,
+        right=140,
+        near=_DIGIT,
+    ),
+    Anchored(
+        _CORE,
+        r"[0-9A-Za-z一二三四五六七八九十百零〇两甲乙丙丁东西南北][ ]?\n?(?:号|號|弄|巷|栋|棟|幢|座|单元|單元|室|层"
+        r"|層|楼|樓|户|房|期|区|排|组|村民组|床|铺|门)",
+        left=80,
+        right=200,
+    ),
+    Anchored(
+        _GEO,
+        r"\.[0-9]{2,}[ ]?°?[ ]?[NSEW]?[ ]?[,，;/|、和 \n]{0,4}\n?[ ]?[\-+]?[0-9]{1,3}\.[0-9]{2}"
+        r"|[0-9][ ]?°[ ]?[0-9]{1,2}",
+        left=48,
+        right=80,
+    ),
+    Anchored(
+        _GEO_NAMED,
+        r"(?:[北南东西][纬经]|lat(?:itude)?|lon(?:gitude)?|lng|纬度|经度)[\"']?[ :：=是为约]{0,4}[\-+]?[0-9]",
+        left=24,
+        right=60,
+    ),
+    Anchored(_PLATE, _PLATE.pattern.split("[ ]?", 1)[0] + "[ ]?[A-HJ-NP-Z]", left=4, right=24),
+    Anchored(
+        _ORGANISATION,
+        r"[ ](?:Inc|Ltd|LLC|LLP|GmbH|Corp|Corporation|Limited|PLC|Co|S\.A|AG|B\.V|Pty)[^A-Za-z0-9_]"
+        r"|有限责任公司|有限公司|集团公司|分公司|合伙企业|事务所",
+        left=200,
+        right=4,
+        caseless=False,
+    ),
+)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
+import string
 from collections.abc import Iterator
 
+from perilune.service.privacy.anchors import Anchored
 from perilune.service.privacy.fold import Folded
 from perilune.service.privacy.kinds import Found, Kind
 
@@ -57,30 +59,30 @@ _PASSWORD = re.compile(
     r"(?P<value>[\"'“”‘’`「『(【\[<]{0,2}[^\s\"'“”‘’`「」『』,，。；;<>（）()【】\u4e00-\u9fff]{3,400})"
 )
 _NEXT_PARAMETER = re.compile(r"&[A-Za-z_]{1,20}=")
+_CODE_CHARS = frozenset(string.ascii_letters + string.digits + "_+/-=")
 _PLAIN_WORD = re.compile(r"[a-z]{1,14}[.!?]?\Z")
 
 
 def find(folded: Folded) -> Iterator[Found]:
     """In any order; findings may overlap. Linear in the text."""
-    text = folded.text
     for pattern in (_PREFIXED, _JWT, _PEM):
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             if pattern is not _PREFIXED or _mixed(match[0]):
                 yield Found(match.start(), match.end(), Kind.SECRET)
     for pattern in (_BEARER, _WEB_HOOK):
-        for match in pattern.finditer(text):
+        for match in folded.matches(pattern):
             if _mixed(match["value"]):
                 yield Found(match.start("value"), match.end("value"), Kind.SECRET)
-    for match in _IN_LINK.finditer(text):
+    for match in folded.matches(_IN_LINK):
         yield Found(*match.span("value"), Kind.SECRET)
-    for match in _ENTROPIC.finditer(text):
+    for match in folded.matches(_ENTROPIC):
         if _random(match[0]):
             yield Found(match.start(), match.end(), Kind.SECRET)
     yield from _announced(folded)
 
 
 def _announced(folded: Folded) -> Iterator[Found]:
-    for match in _PASSWORD.finditer(folded.lower):
+    for match in folded.matches_lower(_PASSWORD):
         start, end = match.span("value")
         while start < end and folded.text[start] in "\"'“”‘’`「『(【[<":
             start += 1
@@ -116,3 +118,26 @@ def _random(value: str) -> bool:
 
 def _class(char: str) -> int:
     return 0 if char.isdigit() else 1 if char.isupper() else 2
+
+
+_PREFIX = re.sub(r"\{([0-9]+),[0-9]+\}", r"{\1}", _PREFIXED.pattern.split("(?:", 1)[1].rsplit(")(?!", 1)[0])
+ANCHORED = (
+    Anchored(_PREFIXED, _PREFIX, left=64, right=420, caseless=False),
+    Anchored(_JWT, r"eyJ[A-Za-z0-9_\-=]{8}", left=16, right=40000, caseless=False),
+    Anchored(_PEM, r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY", left=80, right=20200, caseless=False),
+    Anchored(_BEARER, r"(?:Bearer|Basic|Token|Digest)[ :]{1,3}[A-Za-z0-9_\-.~+/=]{12}", left=32, right=4000),
+    Anchored(_IN_LINK, r"://[^\s/:@]{1,64}:", left=72, right=220),
+    Anchored(_WEB_HOOK, r"hooks\.slack\.com/services/", left=32, right=220),
+    Anchored(_ENTROPIC, r"[A-Za-z0-9_+/\-]{22}", left=24, right=8, widen=_CODE_CHARS),
+    Anchored(
+        _PASSWORD,
+        r"(?:^|[^a-z])(?:pass|pwd|pw|psw|pin|credential|otp|cookie|key|token|secret"
+        r"|(?:one[ \-]time|verification|security|access|otp|recovery|backup|auth)[ \-]?code"
+        r"|(?:api|secret|access|private|signing|encryption|master|license|licence|app|client|auth|bot|webhook"
+        r"|shared|session|refresh|deploy|hmac|aes|ssh)[ _\-]?(?:key|token|secret|id))"
+        r"|密码|密碼|口令|密匙|密钥|秘钥|提取码|提取碼|验证码|验证碼|驗证碼|驗证码|校验码|校验碼|校驗碼|校驗码|动态码|动态碼|支付码"
+        r"|支付碼|令牌|私钥|访问码|访问碼|访问密匙|暗号|暗號|解压码|解压碼",
+        left=40,
+        right=520,
+    ),
+)

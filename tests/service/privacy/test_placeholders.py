@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perilune.service.privacy.detect import Detector
 from perilune.service.privacy.kinds import LABELS, Found, Kind
-from perilune.service.privacy.placeholders import PLACEHOLDER, Restorer, Vault, replaced
+from perilune.service.privacy.placeholders import PLACEHOLDER, Restorer, Vault, literals, replaced, with_literals
 
 DETECTOR = Detector()
 
@@ -64,7 +64,7 @@ def texts_with_findings(draw: st.DrawFn) -> tuple[str, list[Found]]:
 def test_replaced_and_restored_is_the_same(case: tuple[str, list[Found]]) -> None:
     text, found = case
     vault = Vault()
-    assert vault.restore(replaced(text, found, vault.stand_in)) == text
+    assert vault.restore(replaced(text, with_literals(found, literals(text)), vault.stand_in)) == text
 
 
 @settings(deadline=None, max_examples=60)
@@ -79,7 +79,7 @@ def test_so_it_is_with_what_the_rules_find(text: str) -> None:
 def test_a_stream_cut_anywhere_says_the_same(case: tuple[str, list[Found]], data: st.DataObject) -> None:
     text, found = case
     vault = Vault()
-    left = replaced(text, found, vault.stand_in)
+    left = replaced(text, with_literals(found, literals(text)), vault.stand_in)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(left)), max_size=12)))
     restorer = Restorer(vault)
     pieces = [left[a:b] for a, b in zip([0, *cuts], [*cuts, len(left)], strict=True)]
