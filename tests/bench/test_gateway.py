@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 
-from bench.gateway import LOADS, Timing, _added, mock_engine
-from bench.open_loop import OpenLoop
+from bench.gateway import LOADS, _added, mock_engine
+from bench.open_loop import OpenLoop, Timing
 
 
 def test_the_client_times_what_the_mock_engine_does() -> None:
