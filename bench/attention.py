@@ -5,10 +5,11 @@
 One token at 32K and 128K of context, SmolLM2's attention (9 query heads, 3 KV heads, head_dim 64) over 30 layers
 and Llama-8B's (32, 8, 128) over 6 copies of a layer. Time is that of a decode step whose linears are next to
 nothing, less the same step at a context of one token. Each layer has its own memory and a step reads far more of
-it than caches hold, so every figure is cold, as in a real step. Keys and queries are random; how much a head
-selects follows from the spread of its scores, which is set so that layers select as many units as sparse layers do
-on real text (`bench.selection`). Read bandwidth is measured in the same round. A full run takes about two minutes
-on two cores and 5 GB.
+it than caches hold, so every figure is cold, as in a real step. SmolLM2's heads have the budgets of its shipped
+profile, Llama-8B's are alike. Keys and queries are random; how much a head selects follows from the spread of its
+scores, which is set so that layers select as many units as they do on real text (`bench.selection`). Timed steps
+take no statistics, as is the default. Read bandwidth is measured in the same round. A full run takes about two
+minutes on two cores and 5 GB.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import torch
 
 from bench.machine import CpuClock, calibrate, describe
 from bench.report import Bar, Result, compare, finish, parse_options
-from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, units_read
+from bench.selection import default_profile
+from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, units_read, unmeasured
 from perilune.kernels.interface import (
     ATTENTION_PARTS,
     DecodeLayer,
@@ -36,6 +38,7 @@ from perilune.kernels.interface import (
 )
 from perilune.kernels.select import load
 from perilune.kernels.tiers import AttentionPolicy, SegmentLayout
+from perilune.runtime.head_profile import HeadProfile
 
 BARS = {
     "vs_dense_int8_32k": Bar(at_least=5),
@@ -61,6 +64,10 @@ class Setup:
     layers: int
     kv: SyntheticKV
     plan: dict[str, DecodePlan]
+    profile: HeadProfile | None
+
+    def batch(self, length: int, policy: AttentionPolicy) -> RaggedBatch:
+        return self.kv.batch(length, policy, None if self.profile is None else self.profile.budgets())
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     kernels = load(threads)
-    setups = [_open(kernels, "", HeadShape(9, 3, 64, 0.125), 30)]
+    setups = [_open(kernels, "", HeadShape(9, 3, 64, 0.125), 30, default_profile())]
     setups += [_open(kernels, "llama8b_", HeadShape(32, 8, 128, 128**-0.5), 6)]
     clock = CpuClock.now([os.getpid()])
     rounds = [_round(setups, threads) for _ in range(2 if options.quick else options.rounds)]
@@ -84,14 +91,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 # ------------------------------------------------------------------------------------------------ the cache
 
 
-def _open(kernels: Kernels, prefix: str, heads: HeadShape, layers: int) -> Setup:
+def _open(
+    kernels: Kernels, prefix: str, heads: HeadShape, layers: int, profile: HeadProfile | None = None
+) -> Setup:
     layout = SegmentLayout(layers, heads.num_kv_heads, heads.head_dim)
     kv = make_kv(kernels, layout, max(LENGTHS.values()), _TAIL_TOKENS)
     plans = {
         name: kernels.prepare_decode(_model(kernels, heads, layers, length), kv.pool)
         for name, length in LENGTHS.items()
     }
-    setup = Setup(prefix, kernels, heads, layers, kv, plans)
+    setup = Setup(prefix, kernels, heads, layers, kv, plans, profile)
     for name, length in LENGTHS.items():
         _set_budgets(setup, plans[name], length)
     return setup
@@ -110,7 +119,7 @@ def _set_budgets(setup: Setup, plan: DecodePlan, length: int) -> None:
     """Scale each layer's queries until its heads select as many units as its budget says."""
     biases = [layer.qkv_bias for layer in plan.model.layers]
     directions = [None if bias is None else bias.clone() for bias in biases]
-    batch = setup.kv.batch(length, _SPARSE)
+    batch = setup.batch(length, _SPARSE)
 
     def units(spread: torch.Tensor) -> torch.Tensor:
         for bias, direction, factor in zip(biases, directions, spread.tolist(), strict=True):
@@ -119,7 +128,10 @@ def _set_budgets(setup: Setup, plan: DecodePlan, length: int) -> None:
         setup.kernels.decode_step(plan, torch.zeros(1, _HIDDEN), batch)
         return units_read(batch)
 
-    found = Selection.load().at(length, first=AttentionPolicy().dense_layers)
+    if setup.profile is None:
+        found = Selection.load().at(length, first=AttentionPolicy().dense_layers)
+    else:
+        found = Selection.load(profiled=True).at(length)
     wanted = [found[layer % len(found)] for layer in range(setup.layers)]
     find_spread(wanted, units, low=0.5, high=8.0)
 
@@ -186,19 +198,18 @@ def _round(setups: Sequence[Setup], threads: int) -> dict[str, float]:
     for setup in setups:
         for name, length in LENGTHS.items():
             plan, key = setup.plan[name], setup.prefix
-            dense_batch, batch = (
-                setup.kv.batch(length, replace(_SPARSE, sparse=False)),
-                setup.kv.batch(length, _SPARSE),
-            )
-            idle_s = _step_s(setup, plan, setup.kv.batch(1, _SPARSE), 15)
-            dense_s = _step_s(setup, plan, dense_batch, 3) - idle_s
-            hybrid_s = _step_s(setup, plan, batch, 9) - idle_s
+            dense_batch, batch = setup.batch(length, replace(_SPARSE, sparse=False)), setup.batch(length, _SPARSE)
+            idle_s = _step_s(setup, plan, setup.batch(1, _SPARSE), 15)
+            dense_s = _step_s(setup, plan, unmeasured(dense_batch), 3) - idle_s
+            hybrid_s = _step_s(setup, plan, unmeasured(batch), 9) - idle_s
             figures[f"{key}vs_dense_int8_{name}"] = dense_s / hybrid_s
             figures[f"{key}hybrid_{name}_us"] = hybrid_s / setup.layers * 1e6
             share = _dense_bytes(setup, dense_batch) / dense_s / 1e9 / figures["read_gb_s"]
             figures[f"{key}dense_bandwidth_share" + ("_32k" if name == "32k" else "")] = share
+            setup.kernels.decode_step(plan, torch.zeros(1, _HIDDEN), batch)
             figures[f"{key}units_{name}"] = float(units_read(batch).mean())
-            figures |= {f"{key}{part}_{name}_share": value for part, value in _parts(setup, plan, batch).items()}
+            parts = _parts(setup, plan, unmeasured(batch))
+            figures |= {f"{key}{part}_{name}_share": value for part, value in parts.items()}
     return figures
 
 

@@ -4,7 +4,8 @@
 
 Python's reference as text. A stretch is prefilled at full precision, its segments are closed as in use, and decode
 rows are read with the text's own tokens. SmolLM2 (30 layers, 3 KV heads) gives the units of each layer at the 8K it
-was trained for; Gemma-3-270M, whose 3 layers without a window reach to 32K, gives how they grow with the context.
+was trained for, with its heads alike and with its head profile; Gemma-3-270M, whose 3 layers without a window reach
+to 32K, gives how they grow with the context.
 `--record` renews `recorded/selection.json` and is due whenever the index or the policy changes. A full run takes
 about five minutes, and what else runs doesn't change its figures.
 """
@@ -30,6 +31,7 @@ from bench.synthetic_kv import MEASURED_POLICY, SELECTION_FILE, units_read
 from perilune.kernels.interface import (
     ATTENTION_STATS,
     BLOCK_TOKENS,
+    HeadBudgets,
     Kernels,
     KVLayout,
     RaggedBatch,
@@ -40,7 +42,9 @@ from perilune.kernels.memory import zeroed_bytes
 from perilune.kernels.select import load as load_kernels
 from perilune.kernels.tiers import SEGMENT_TOKENS, SINK_TOKENS, SegmentLayout
 from perilune.runtime.checkpoint import GGUFCheckpoint
+from perilune.runtime.head_profile import HeadProfile, find_profile
 from perilune.runtime.hub.pull import pull
+from perilune.runtime.loader import content_name
 from perilune.runtime.memory import free_memory_bytes
 from perilune.runtime.models.decoder import Decoder
 from perilune.runtime.mri import CancelFlag
@@ -63,9 +67,10 @@ class Subject:
 
 
 class RealText:
-    """A model's decode rows over closed segments of real text."""
+    """A model's decode rows over closed segments of real text. `budgets`: how its heads differ."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, budgets: HeadBudgets | None = None) -> None:
+        self._budgets = budgets
         torch.set_num_threads(_THREADS)
         self._kernels: Kernels = load_kernels(_THREADS)
         most = subject.lengths[-1] + _ROWS
@@ -118,7 +123,12 @@ class RealText:
         count = (context_tokens - MEASURED_POLICY.window_tokens) // SEGMENT_TOKENS
         table = torch.arange(self._segments.num_slots, dtype=torch.int32)[None]
         return SegmentBatch(
-            self._segments, table, torch.tensor([count], dtype=torch.int32), (MEASURED_POLICY,), self._stats
+            self._segments,
+            table,
+            torch.tensor([count], dtype=torch.int32),
+            (MEASURED_POLICY,),
+            self._stats,
+            budgets=self._budgets,
         )
 
     def _batch(self, rows: int, length: int, segments: SegmentBatch | None) -> RaggedBatch:
@@ -127,9 +137,22 @@ class RealText:
         return RaggedBatch(bounds, torch.tensor([length], dtype=torch.int32), table, segments)
 
 
-def measure(subject: Subject) -> dict[str, object]:
+def default_profile() -> HeadProfile:
+    """The head profile that comes with the default model. Raises RuntimeError where it has none."""
+    checkpoint = GGUFCheckpoint(peers.model_gguf())
+    try:
+        content, config = content_name(checkpoint), checkpoint.config
+    finally:
+        checkpoint.close()
+    found = find_profile(peers.model_gguf(), content, config.num_layers, config.num_kv_heads)
+    if found is None:
+        raise RuntimeError("the default model has no head profile")
+    return found
+
+
+def measure(subject: Subject, profile: HeadProfile | None = None) -> dict[str, object]:
     """Means by layer, and the 10th and 90th percentile over layers and rows, at each context."""
-    model = RealText(subject)
+    model = RealText(subject, None if profile is None else profile.budgets())
     most = subject.lengths[-1] + _ROWS
     found: dict[int, list[torch.Tensor]] = {length: [] for length in subject.lengths}
     for stretch in range(subject.stretches):
@@ -143,6 +166,7 @@ def measure(subject: Subject) -> dict[str, object]:
     tenths = {length: torch.quantile(rows.flatten(), torch.tensor([0.1, 0.9])) for length, rows in joined.items()}
     return {
         "model": subject.model,
+        "shares": [] if profile is None else [round(fmean(row), 4) for row in profile.shares],
         "rows": subject.stretches * _ROWS,
         "units": {str(length): [round(u, 1) for u in rows.mean(0).tolist()] for length, rows in joined.items()},
         "tenths": {str(length): [round(u, 1) for u in pair.tolist()] for length, pair in tenths.items()},
@@ -160,6 +184,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for subject in subjects:
         models.append(measure(subject))
         say(json.dumps(models[-1]))
+    profiled = measure(subjects[0], default_profile())
+    say(json.dumps(profiled))
     share = CpuClock.now([os.getpid()]).foreign_share(clock)
     machine = describe() | {"foreign_share": round(share, 3)}
     result = Result("selection", {}, machine, models, quick=options.quick)
@@ -167,9 +193,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         name = subject.model.partition("-")[0].lower()
         for length, units in dict(model["units"]).items():  # type: ignore[call-overload]
             result.figures[f"{name}_{length}"] = round(fmean(units), 1)
+    name = subjects[0].model.partition("-")[0].lower()
+    for length, units in dict(profiled["units"]).items():  # type: ignore[call-overload]
+        result.figures[f"{name}_profiled_{length}"] = round(fmean(units), 1)
     finish(result, {}, options)
     if options.record and not options.quick:
         kept = {"date": time.strftime("%Y-%m-%d"), "policy": asdict(MEASURED_POLICY), "models": models}
+        kept["profiled"] = profiled
         SELECTION_FILE.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -20,6 +20,7 @@ import torch
 from perilune.kernels.interface import (
     ATTENTION_STATS,
     BLOCK_TOKENS,
+    HeadBudgets,
     Kernels,
     KVLayout,
     KVPool,
@@ -49,18 +50,22 @@ _DISTINCT = 16  # segments whose numbers are drawn; the others repeat them, in m
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Units that a KV head selects. `layers`: by layer of the default model at `base_tokens` of context; `growth`:
-    (context, factor over the first), from the model of the longer window."""
+    (context, factor over the first), from the model of the longer window. `shares`: by layer, the mean factor on
+    the policy's units that a head profile gives; empty: heads alike."""
 
     layers: tuple[float, ...]
     base_tokens: int
     growth: tuple[tuple[int, float], ...]
     note: str
+    shares: tuple[float, ...] = ()
 
     @classmethod
-    def load(cls, file: Path = SELECTION_FILE) -> Selection:
+    def load(cls, file: Path = SELECTION_FILE, *, profiled: bool = False) -> Selection:
+        """`profiled`: as the default model selects with its head profile. Raises KeyError where that isn't kept."""
         kept = json.loads(file.read_text(encoding="utf-8"))
         short, *longer = kept["models"]
-        base_tokens, layers = next(iter(short["units"].items()))
+        base_tokens, layers = next(iter((kept["profiled"] if profiled else short)["units"].items()))
+        shares = tuple(kept["profiled"]["shares"]) if profiled else ()
         note = f"budgets as on real text, {kept['date']} (bench.selection)"
         growth: tuple[tuple[int, float], ...] = ((int(base_tokens), 1.0), (2 * int(base_tokens), 1.0))
         if longer:
@@ -70,7 +75,7 @@ class Selection:
             note += "; how they grow with the context was NOT measured"
         if kept["policy"] != asdict(MEASURED_POLICY):
             note += "; of ANOTHER policy than today's default: record them again"
-        return cls(tuple(layers), int(base_tokens), growth, note)
+        return cls(tuple(layers), int(base_tokens), growth, note, shares)
 
     def at(self, context_tokens: int, *, first: int = 0) -> tuple[float, ...]:
         """Units by layer, from layer `first` on, at a context; within what the policy allows."""
@@ -79,9 +84,15 @@ class Selection:
         return tuple(
             min(max(units * factor, least * scale), most * scale)
             for index, units in enumerate(self.layers)
-            for scale in (4 if index < MEASURED_POLICY.dense_layers else 1,)
+            for scale in (self._scale(index),)
             if index >= first
         )
+
+    def _scale(self, layer: int) -> float:
+        """What the layer's limits are times."""
+        if self.shares:
+            return self.shares[layer]
+        return 4.0 if layer < MEASURED_POLICY.dense_layers else 1.0
 
     def factor(self, context_tokens: int) -> float:
         """Growth since the first measured context; linear in the logarithms, past the last one too."""
@@ -99,7 +110,7 @@ class SyntheticKV:
     segments: SegmentPool
     payloads: torch.Tensor  # keeps what `segments` points to alive
 
-    def batch(self, length: int, policy: AttentionPolicy) -> RaggedBatch:
+    def batch(self, length: int, policy: AttentionPolicy, budgets: HeadBudgets | None = None) -> RaggedBatch:
         """The decode row at `length` - 1; segments that end before the local window are closed, as in use."""
         layout = self.segments.layout
         counts = max(0, (length - policy.window_tokens) // SEGMENT_TOKENS)
@@ -113,6 +124,7 @@ class SyntheticKV:
             torch.tensor([counts], dtype=torch.int32),
             (policy,),
             torch.zeros(1, layout.num_layers, len(ATTENTION_STATS)),
+            budgets=budgets,
         )
         lengths = torch.tensor([length], dtype=torch.int32)
         return RaggedBatch(torch.tensor([0, 1], dtype=torch.int32), lengths, blocks, tiers if counts else None)
@@ -140,6 +152,11 @@ def make_blocks(kernels: Kernels, layout: SegmentLayout, tokens: int) -> KVPool:
     for piece in torch.split(pool.data, noise.numel()):
         piece.copy_(noise[: piece.numel()])
     return pool
+
+
+def unmeasured(batch: RaggedBatch) -> RaggedBatch:
+    """The same without statistics, as steps are taken unless somebody asks."""
+    return batch if batch.segments is None else replace(batch, segments=replace(batch.segments, stats=None))
 
 
 def units_read(batch: RaggedBatch) -> torch.Tensor:

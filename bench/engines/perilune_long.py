@@ -1,7 +1,8 @@
 """Our decode step on the model's own weights over made-up KV of any length: the tiered form.
 
 The step is the runtime's (`Decoder`, default attention policy), without the engine loop around it. KV is
-`bench.synthetic_kv`; the index of each layer is scaled until its heads select as many units as on real text.
+`bench.synthetic_kv`; the index of each layer is scaled until its heads, with the budgets of the model's profile,
+select as many units as on real text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, units_read
+from bench.selection import default_profile
+from bench.synthetic_kv import Selection, SyntheticKV, find_spread, make_kv, units_read, unmeasured
 from bench.worker import BenchEngine, LoadSpec
 from perilune.kernels.interface import Kernels, RaggedBatch
 from perilune.kernels.select import load as load_kernels
@@ -42,12 +44,13 @@ class LongDecode:
         self._kv = make_kv(self._kernels, layout, max_tokens, _TAIL_TOKENS)
         self._decoder = Decoder(self._weights, self._kernels, self._kv.pool)
         self._index = _Index(self._kv)
-        self._selection = Selection.load()
+        self._budgets = default_profile().budgets()
+        self._selection = Selection.load(profiled=True)
         self._spreads: dict[int, torch.Tensor] = {}
         self._set_for = 0
 
     def batch(self, length: int) -> RaggedBatch:
-        return self._kv.batch(length, AttentionPolicy())
+        return self._kv.batch(length, AttentionPolicy(), self._budgets)
 
     def prefill(self, token_ids: list[int]) -> int:
         """Set the spread for a context of this length; the tokens don't matter."""
@@ -71,7 +74,7 @@ class LongDecode:
         tokens, seconds = [token_ids[-1]], []
         while len(tokens) < new_tokens:
             start = time.perf_counter()
-            tokens.append(self._step(tokens[-1], self.batch(len(token_ids) + len(tokens))))
+            tokens.append(self._step(tokens[-1], unmeasured(self.batch(len(token_ids) + len(tokens)))))
             seconds.append(time.perf_counter() - start)
         return tokens, seconds
 

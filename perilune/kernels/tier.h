@@ -50,6 +50,8 @@ struct tier_ops {
                       int64_t stride);
     /* z = 2^(z - max), 0 where that is below 2^-126; adds the weights to 16 lanes. n is a multiple of 8. */
     void (*exponents)(float *z, int n, float max, float *lanes);
+    /* Adds w to 16 lanes; returns the largest, 0 if all are below. n is a multiple of 16. */
+    float (*sum)(const float *w, int n, float *lanes);
     float (*largest)(const float *x, int n); /* n is a multiple of 8 */
     /* mass[i] = sum over rows of factor[row] * e[row * stride + i], added to 16 lanes. n is a multiple of 16. */
     void (*mass)(const float *e, int64_t stride, int rows, const float *factor, int n, float *mass, float *lanes);

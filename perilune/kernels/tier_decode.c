@@ -12,6 +12,7 @@
 #include "tier_decode.h"
 
 #define NEGLIGIBLE 0x1p-24f /* weight, relative to a row's largest, whose value is not read; thousands stay below 0.1 % */
+#define GROUPS_AHEAD 2          /* groups of the index that are fetched meanwhile */
 
 /* ------------------------------------------------------------------------------------------------ the parts */
 
@@ -40,6 +41,7 @@ static void fetch_index(const decode_job *job, const tier_plan *plan, const uint
     int dim = job->shape->head_dim;
     fetch(summary + layout->mean + group * GROUP_UNITS * dim / 2, GROUP_UNITS * dim / 2);
     fetch(summary + layout->mean_scale + 2 * group * GROUP_UNITS, 1);
+    if (group == 0) fetch(summary + layout->units, 1);
     if (!plan->sketched) return;
     fetch(summary + layout->signs + group * GROUP_UNITS * UNIT_TOKENS * dim / 8, GROUP_UNITS * UNIT_TOKENS * dim / 8);
     fetch(summary + layout->spread + group * GROUP_UNITS * UNIT_TOKENS / 2, GROUP_UNITS * UNIT_TOKENS / 2);
@@ -51,12 +53,13 @@ static void index_part(const decode_job *job, const tier_plan *plan, int sequenc
     const record_layout *layout = &job->rows->closed->pool.at;
     head_state *state = &tier_memory_of(job)->sequences[sequence].heads[head];
     int first = part * PART_SEGMENTS * SEGMENT_GROUPS, end = smaller((part + 1) * PART_SEGMENTS, plan->far) * SEGMENT_GROUPS;
-    tier_rows rows = tier_open_rows(job, sequence, head, thread);
     int64_t since_ns = tier_now_ns(job);
+    fetch_index(job, plan, summary_of(job, sequence, head, first / SEGMENT_GROUPS), 0);
+    tier_rows rows = tier_open_rows(job, sequence, head, thread);
     rows.sketched = plan->sketched;
     tier_fix_queries(&rows);
     for (int g = first; g < end; g++) {
-        int next = g + 1;
+        int next = g + GROUPS_AHEAD;
         if (next < end)
             fetch_index(job, plan, summary_of(job, sequence, head, next / SEGMENT_GROUPS), next % SEGMENT_GROUPS);
         ops->score_units(&rows, layout, summary_of(job, sequence, head, g / SEGMENT_GROUPS), g % SEGMENT_GROUPS,
@@ -99,42 +102,41 @@ static void selected_part(const decode_job *job, const tier_plan *plan, int sequ
 /* What statistics need of a row's weights w[n] of units that aren't read. */
 static void note_weights(const tier_ops *ops, const float *w, int n, float *moment) {
     float lanes[SUM_LANES] = {0};
-    for (int i = 0; i < n; i++) lanes[i % SUM_LANES] += w[i];
+    ops->sum(w, n, lanes);
     *moment += ops->log_moment(w, n) - add_lanes(lanes) * log2f((float)UNIT_TOKENS);
 }
 
-/* Sums of a row's weights of segments first … end-1. */
-static void sum_weights(const decode_job *job, const head_state *state, int first, int end, int r, float *sum, float *moment) {
-    const float *w = state->units + (int64_t)r * state->unit_stride;
-    for (int u = first * SEGMENT_UNITS; u < end * SEGMENT_UNITS; u += SUM_LANES)
-        for (int j = 0; j < SUM_LANES; j++) sum[j] += w[u + j];
-    if (moment)
-        note_weights(job->ctx->ops->tiers, w + first * SEGMENT_UNITS, (end - first) * SEGMENT_UNITS, moment);
+/* The weights of the units of half a record, added to each row's sums; whether they change anything. */
+static int sum_half(const tier_ops *ops, const float *w, int64_t stride, tier_rows *rows) {
+    int counts = 0;
+    for (int r = 0; r < rows->rows; r++)
+        counts |= ops->sum(w + r * stride, HALF_UNITS, rows->sum + r * SUM_LANES) >= NEGLIGIBLE;
+    return counts;
 }
 
-static int counts(const float *w, int64_t stride, int rows) { /* does a half record's mass change anything */
-    float lanes[SUM_LANES] = {0};
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < HALF_UNITS; i += SUM_LANES)
-            for (int j = 0; j < SUM_LANES; j++)
-                lanes[j] = w[r * stride + i + j] > lanes[j] ? w[r * stride + i + j] : lanes[j];
-    int any = 0;
-    for (int j = 0; j < SUM_LANES; j++) any |= lanes[j] >= NEGLIGIBLE;
-    return any;
-}
-
-static void add_means(const decode_job *job, int sequence, int head, int first, int end, tier_rows *rows) {
+/* The weights of segments first … end-1, and their mean values where those are wanted. */
+static void add_means(const decode_job *job, int sequence, int head, int first, int end, int values, tier_rows *rows) {
     const head_state *state = &tier_memory_of(job)->sequences[sequence].heads[head];
-    const record_layout *layout = &job->rows->closed->pool.at;
+    const tier_ops *ops = job->ctx->ops->tiers;
     for (int i = 2 * first; i < 2 * end; i++) {
         const float *w = state->units + i * HALF_UNITS;
-        if (i + 1 < 2 * end) {
-            const uint8_t *ahead = summary_of(job, sequence, head, (i + 1) / 2) + layout->quad_v;
-            fetch(ahead + (i + 1) % 2 * HALF_QUADS * rows->dim, HALF_QUADS * rows->dim);
-        }
-        if (counts(w, state->unit_stride, rows->rows))
-            job->ctx->ops->tiers->add_quads(rows, layout, summary_of(job, sequence, head, i / 2), i % 2, w, state->unit_stride);
+        if (i + 2 < 2 * end) /* the values themselves are quicker without */
+            fetch(summary_of(job, sequence, head, i / 2 + 1) + job->rows->closed->pool.at.quad_v_scale, 1);
+        if (sum_half(ops, w, state->unit_stride, rows) && values)
+            ops->add_quads(rows, &job->rows->closed->pool.at, summary_of(job, sequence, head, i / 2), i % 2, w,
+                           state->unit_stride);
     }
+}
+
+/* What statistics need of a row's weights of segments first … end-1; returns the weights of those from `border` on. */
+static float note_row(const decode_job *job, const head_state *state, int first, int end, int border, int r, float *moment) {
+    const tier_ops *ops = job->ctx->ops->tiers;
+    const float *w = state->units + (int64_t)r * state->unit_stride;
+    float lanes[SUM_LANES] = {0};
+    note_weights(ops, w + first * SEGMENT_UNITS, (end - first) * SEGMENT_UNITS, moment);
+    if (border < first) border = first;
+    if (border < end) ops->sum(w + border * SEGMENT_UNITS, (end - border) * SEGMENT_UNITS, lanes);
+    return add_lanes(lanes);
 }
 
 static int first_border(const tier_plan *plan) { /* the first segment that ends within twice the exact zone */
@@ -150,15 +152,13 @@ static void mean_part(const decode_job *job, const tier_plan *plan, int sequence
     int place = exact_parts(plan) + plan->selected + part, stats = job->rows->closed->stats != NULL;
     int64_t since_ns = tier_now_ns(job);
     memcpy(rows.max, state->top, sizeof(float) * (size_t)rows.rows);
-    for (int r = 0; r < rows.rows; r++)
-        sum_weights(job, state, first, end, r, rows.sum + r * SUM_LANES, stats ? rows.moment + r * SUM_LANES : NULL);
-    if (plan->policy->summary_weight > 0.0f) add_means(job, sequence, head, first, end, &rows);
+    add_means(job, sequence, head, first, end, plan->policy->summary_weight > 0.0f, &rows);
+    float borders[rows.rows];
+    for (int r = 0; stats && r < rows.rows; r++)
+        borders[r] = note_row(job, state, first, end, border, r, rows.moment + r * SUM_LANES);
     tier_store_rows(job, sequence, head, place, &rows, 0);
-    for (int r = 0; stats && border < end && r < rows.rows; r++) {
-        float lanes[SUM_LANES] = {0};
-        sum_weights(job, state, border > first ? border : first, end, r, lanes, NULL);
-        at->sums[SUM_BORDER][part_index(job, at, head, place) + r * at->capacity] = add_lanes(lanes);
-    }
+    for (int r = 0; stats && r < rows.rows; r++)
+        at->sums[SUM_BORDER][part_index(job, at, head, place) + r * at->capacity] = borders[r];
     tier_add_time(job, TIME_SUMMARY, since_ns);
 }
 

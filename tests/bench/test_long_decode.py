@@ -77,6 +77,18 @@ def test_a_record_of_another_policy_says_so(tmp_path: Path) -> None:
     assert "ANOTHER" in Selection.load(record(tmp_path, [60.0], other)).note
 
 
+def test_a_profiles_shares_are_its_layers_limits(tmp_path: Path) -> None:
+    file = record(tmp_path, [60.0, 60.0, 60.0])
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    kept["profiled"] = {"units": {"8000": [5.0, 60.0, 300.0]}, "shares": [0.25, 1.0, 2.0]}
+    file.write_text(json.dumps(kept), encoding="utf-8")
+    found = Selection.load(file, profiled=True)
+    assert found.at(8000) == (8, 60, 300)  # at least a quarter of 32, at most twice 256
+    assert found.at(128_000) == pytest.approx((20, 240, 512), abs=0.1)
+    assert Selection.load(file).at(8000) == (128, 128, 60)
+
+
+
 def test_a_stream_of_another_size_or_from_a_cache_is_refused() -> None:
     good = {"prompt_tokens": PROMPT_TOKENS + 9, "completion_tokens": NEW_TOKENS}
     check(Answer(usage=good))
