@@ -15,6 +15,7 @@ typedef struct block { /* one or two units of the same 32 tokens */
     const uint8_t *k[2];
     const int8_t *v[2];
     const uint16_t *k_scale, *k_zero, *v_scale[2];
+    int units;
     const struct block *ahead; /* fetched line by line meanwhile, into L2: L1 has too few miss buffers */
 } block;
 
@@ -107,7 +108,8 @@ INLINE void block_scores(const int rows, const int units, const block *b, const 
 #pragma GCC unroll 2
         for (int u = 0; u < units; u++) k[u] = _mm512_loadu_si512(b->k[u] + 64 * c);
 #pragma GCC unroll 2
-        for (int u = 0; u < 2; u++) _mm_prefetch((const char *)b->ahead->k[u] + 64 * c, _MM_HINT_T1);
+        for (int u = 0; u < 2; u++)
+            if (u < b->ahead->units) _mm_prefetch((const char *)b->ahead->k[u] + 64 * c, _MM_HINT_T1);
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++) {
             __m512i h = broadcast4(q[r].high + 4 * c), l = broadcast4(q[r].low + 4 * c);
@@ -188,7 +190,7 @@ INLINE void block_values(const int rows, const int units, const int width, const
                 int at = 4 * (quad * head_dim + dim + 16 * j);
                 v[j] = _mm512_loadu_si512(b->v[u] + at);
                 _mm_prefetch((const char *)b->ahead->v[u] + at, _MM_HINT_T1);
-                if (units == 1) _mm_prefetch((const char *)b->ahead->v[1] + at, _MM_HINT_T1);
+                if (units == 1 && b->ahead->units == 2) _mm_prefetch((const char *)b->ahead->v[1] + at, _MM_HINT_T1);
             }
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
@@ -263,7 +265,7 @@ INLINE int open_block(const record_layout *at, const unit_ref *ref, int left, in
         b->v[side] = (const int8_t *)(ref->payload + at->v + number * size);
         b->v_scale[side] = halves_at(ref->payload, at->v_scale) + number * UNIT_TOKENS;
     }
-    return 1 + two;
+    return b->units = 1 + two;
 }
 
 INLINE void fetch_scales(const block *b, int dim) {

@@ -6,7 +6,7 @@
 
 #define PART_TOKENS (PART_TILES * TILE_TOKENS) /* of bf16 blocks */
 #define PART_SEGMENTS 8                        /* whose index or means are one part */
-#define PART_UNITS 16                          /* selected units of one part */
+#define PART_UNITS 32                          /* selected units of one part */
 #define WHOLE_UNITS 64                         /* units of one part where a segment is read whole */
 #define WHOLE_PARTS (SEGMENT_UNITS / WHOLE_UNITS)
 
