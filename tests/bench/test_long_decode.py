@@ -88,7 +88,6 @@ def test_a_profiles_shares_are_its_layers_limits(tmp_path: Path) -> None:
     assert Selection.load(file).at(8000) == (128, 128, 60)
 
 
-
 def test_a_stream_of_another_size_or_from_a_cache_is_refused() -> None:
     good = {"prompt_tokens": PROMPT_TOKENS + 9, "completion_tokens": NEW_TOKENS}
     check(Answer(usage=good))
