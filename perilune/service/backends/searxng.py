@@ -51,7 +51,7 @@ class SearXNG:
         self._timeout_s = timeout_s
 
     async def search(self, tenant: str, request_id: str, query: str, most: int) -> tuple[WebResult, ...]:
-        """The `most` best results. Raises `BackendFault` where the question may not leave or nothing usable came."""
+        """The `most` best results. Raises `BackendFault` where the question may not leave or no answer came."""
         asked = await self._leave(tenant, request_id, " ".join(query.split())[:MAX_QUERY_CHARS])
         try:
             async with asyncio.timeout(self._timeout_s):
