@@ -242,6 +242,7 @@ class Request:
     raw: RawPrompt | None = None  # instead of messages
     prewarm: bool = False  # compute the prompt's KV and say nothing
     effort: str | None = None  # how much the model thinks first: none, minimal … max; None: as it likes
+    verify: bool = False  # the answer's claims are compared with its sources
     web_results: int = 0  # how many results of a web search become a document of it
     notes: tuple[Degradation, ...] = ()  # what it did without before it was planned
 
@@ -698,6 +699,17 @@ class CacheHit:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence of an answer, `start` to `end` of its characters, and whether the source that comes nearest says
+    it: supported, unclear, unsupported, or unchecked."""
+
+    start: int
+    end: int
+    verdict: str
+    citation: Citation | TurnCitation | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The `perilune` object beside the standard fields; its JSON schema is docs/perilune-object.schema.json."""
 
@@ -716,6 +728,7 @@ class Report:
     confidence: float | None = None
     taken_out: Mapping[str, int] = field(default_factory=dict)  # personal identifiers that didn't leave, by kind
     answer_cache: CacheHit | None = None  # None: made for this request
+    claims: tuple[Claim, ...] | None = None  # None: not asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ class WireChat(Wire):
         Literal["session", "none"] | Annotated[list[SessionId], Field(max_length=MAX_SESSIONS)] | None
     ) = None
     profile: bool | None = None
+    verify_claims: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         limits=caller.limits,
         profile=settings.memory.profile and wire.profile is not False,
         effort=wire.reasoning_effort,
+        verify=bool(wire.verify_claims),
         web_results=WEB_RESULTS[wire.web_search_options.search_context_size] if wire.web_search_options else 0,
     )
     request = prewarmed(request, wire.prompt_cache_options, settings.model_serving.timeout)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from perilune.core import Attempt, CacheHit, Citation, Degradation, MemoryUse, Plan, Report, TurnCitation
+from perilune.core import Attempt, CacheHit, Citation, Claim, Degradation, MemoryUse, Plan, Report, TurnCitation
 
 
 def report_dict(report: Report) -> dict[str, Any]:
@@ -37,6 +37,16 @@ def report_dict(report: Report) -> dict[str, Any]:
         "confidence": None if report.confidence is None else round(report.confidence, 4),
         "taken_out": dict(report.taken_out),
         "answer_cache": None if report.answer_cache is None else cache_hit_dict(report.answer_cache),
+        "claims": None if report.claims is None else [claim_dict(claim) for claim in report.claims],
+    }
+
+
+def claim_dict(claim: Claim) -> dict[str, Any]:
+    return {
+        "start": claim.start,
+        "end": claim.end,
+        "verdict": claim.verdict,
+        "citation": None if claim.citation is None else citation_dict(claim.citation),
     }
 
 

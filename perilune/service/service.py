@@ -36,6 +36,7 @@ from perilune.service.answer import Answer, BetterElsewhere, Parts
 from perilune.service.archive import Archive
 from perilune.service.batch.service import BatchService
 from perilune.service.caches.answers import AnswerCaches, keeping, served
+from perilune.service.claims import verified
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
 from perilune.service.pool import Backends
@@ -191,6 +192,8 @@ class Service:
                     yield StageStarted("searching")
                     request = await parts.web.with_results(request)
                 events = self._made(request, remote, stream is not None)
+                if request.verify:
+                    events = verified(events, request, parts.library)
                 async with aclosing(_accounted(events, reserved)) as accounted:
                     async for event in accounted:
                         for item in stream.translate(event) if stream is not None else (event,):
