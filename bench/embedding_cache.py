@@ -48,6 +48,13 @@ class CachedEmbedder:
     def languages(self) -> frozenset[str] | None:
         return self._inner.languages
 
+    @property
+    def window_tokens(self) -> int | None:
+        return self._inner.window_tokens
+
+    def tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        return self._inner.tokens(texts, role)
+
     def knows(self, texts: Sequence[str], role: Role) -> float:
         """Share of these texts that need no embedding."""
         return sum(_key(text, role) in self._known for text in texts) / max(1, len(texts))

@@ -70,6 +70,13 @@ class MadeVectors:
         normal: Vector = found / np.linalg.norm(found, axis=1, keepdims=True)
         return normal
 
+    @property
+    def window_tokens(self) -> int | None:
+        return None
+
+    def tokens(self, texts: Sequence[str], _role: Role) -> list[int]:
+        return [0] * len(texts)
+
     def close(self) -> None:
         """Holds nothing."""
 
@@ -118,6 +125,13 @@ class _Named:
     def embed(self, texts: Sequence[str], role: Role) -> Vector:
         self._inner.embed(texts, role)
         return self._made.embed(texts, role)
+
+    @property
+    def window_tokens(self) -> int | None:
+        return self._inner.window_tokens
+
+    def tokens(self, texts: Sequence[str], role: Role) -> list[int]:
+        return self._inner.tokens(texts, role)
 
     def close(self) -> None:
         """The inner one is closed by who made it."""

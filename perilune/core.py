@@ -263,7 +263,7 @@ class FileStatus(StrEnum):
     ERROR = "error"
 
 
-DOCUMENT_PURPOSES = frozenset({"user_data", "assistants", "file-extract", "vision", "image"})
+DOCUMENT_PURPOSES = frozenset({"user_data", "assistants", "file-extract", "vision", "image", "web_search"})
 """Purposes of files that are read, indexed and prefilled. Other files, like those of batches, are only kept."""
 
 

@@ -27,6 +27,7 @@ _REFUSED = {
     "video": "Videos can't be read here yet; upload their subtitles as text.",
     "batch_output": "Only batches make such files.",
     "assistants_output": "Only assistants make such files.",
+    "web_search": "Only web searches make such files.",
 }
 
 
@@ -39,9 +40,10 @@ class WireExpiry(Wire):
 
 def purpose_of(value: Any) -> str:
     """Raises `InvalidRequest` for a purpose that files can't have here."""
-    if value == BATCH or value in DOCUMENT_PURPOSES:
-        return str(value)
-    known = ", ".join(sorted(DOCUMENT_PURPOSES | {BATCH}))
+    offered = (DOCUMENT_PURPOSES | {BATCH}) - _REFUSED.keys()
+    if isinstance(value, str) and value in offered:
+        return value
+    known = ", ".join(sorted(offered))
     why = _REFUSED.get(value, "Wrong value for purpose.") if isinstance(value, str) else "Wrong value for purpose."
     raise InvalidRequest(why, hint=f"Use one of {known}.", param="purpose")
 
