@@ -62,7 +62,7 @@ class Load:
     def bodies(self) -> Callable[[int], bytes]:
         """The body of each request, by its number."""
         if self.new:
-            return lambda number: self._body(number, f"{number}")
+            return lambda number: self._body(number + 1, f"{number}")
         head, _, tail = self._body(0, _NUMBER).rpartition(_NUMBER.encode())
         return lambda number: b"%b%08d%b" % (head, number, tail)
 

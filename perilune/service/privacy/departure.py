@@ -24,6 +24,8 @@ from perilune.service.privacy.placeholders import Restorer, Vault, replaced
 from perilune.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
+_AT_ONCE_CHARS = 2048
+"""Reading so little takes less than handing it to a thread and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ class Deidentified:
                 hint="Use a model that runs here, or have the operator change privacy.local_only.",
             )
         texts = [message.text for message in leaving.messages] + list(leaving.stops)
-        changed, vault, counts = await asyncio.to_thread(self._changed, leaving.tenant, texts)
+        if sum(map(len, texts)) <= _AT_ONCE_CHARS:
+            changed, vault, counts = self._changed(leaving.tenant, texts)
+        else:
+            changed, vault, counts = await asyncio.to_thread(self._changed, leaving.tenant, texts)
         self._tell(leaving, counts)
         size = len(leaving.messages)
         return Departed(

@@ -95,9 +95,13 @@ class Detector:
         cut = [[(block, self._seen(block, memo, tenant)) for block in blocks(text)] for text in texts]
         first = [_merged(_shifted(block, item) for block, seen in each for item in seen.found) for each in cut]
         known = Known()
-        for text, found in zip(texts, first, strict=True):
-            for item in found:
-                known.add(fold(text[item.start : item.end]).text, item.kind)
+        values = dict.fromkeys(
+            (text[item.start : item.end], item.kind)
+            for text, found in zip(texts, first, strict=True)
+            for item in found
+        )
+        for value, kind in values:
+            known.add(fold(value).text, kind)
         result = []
         for each, found in zip(cut, first, strict=True):
             others = [_shifted(block, item) for block, seen in each for item in _others(known, block, seen)]
@@ -155,12 +159,10 @@ def _shifted(block: Block, item: Found) -> Found:
 
 def _others(known: Known, block: Block, seen: Seen) -> tuple[Found, ...]:
     """Values of the rest of the conversation in a block."""
-    wanted = known.beyond(seen)
-    if not wanted:
-        return ()
-    key = hash(frozenset(tokens for values in wanted.values() for tokens in values))
+    key = known.key
     if key not in seen.others:
-        folded = fold(block.context)
+        wanted = known.beyond(seen)
+        folded = fold(block.context) if wanted else Folded("", "")
         found = (Found(*folded.origin(each.start, each.end), each.kind) for each in occurrences(wanted, folded))
         if len(seen.others) >= VARIANTS:
             seen.others.clear()

@@ -59,6 +59,7 @@ class Known:
 
     def __init__(self) -> None:
         self._by_first: dict[str, dict[tuple[str, ...], Kind]] = {}
+        self._key: int | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_first)
@@ -79,6 +80,7 @@ class Known:
             kind is not Kind.PERSON and sum(map(len, tokens)) < _REPEATED_AT_LEAST
         ):
             return
+        self._key = None
         self._by_first.setdefault(tokens[0].lower(), {})[tokens] = kind
         if kind is not Kind.PERSON and len(tokens) > 1:  # the same without its separators
             joined = "".join(tokens)
@@ -93,6 +95,13 @@ class Known:
                 if others:
                     wanted[first] = others
         return wanted
+
+    @property
+    def key(self) -> int:
+        """What stands for all the values together."""
+        if self._key is None:
+            self._key = hash(frozenset(tokens for values in self._by_first.values() for tokens in values))
+        return self._key
 
     @property
     def values(self) -> Values:
