@@ -49,6 +49,8 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(memory_app, name="memory")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(eval_app, name="eval")
+bench_app = typer.Typer(help="Load on a running server, measured.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 Lora = Annotated[str | None, typer.Option("--lora", help="PEFT folder of a LoRA adapter to merge into the model.")]
@@ -353,6 +355,29 @@ def simulate(
         traces,
         verb.Options(machine, policies, seeds, minutes, scale, p0, p1, batch_share, tenants, as_json),
     )
+
+
+@bench_app.command("replay")
+def bench_replay(
+    ctx: typer.Context,
+    trace: Annotated[Path, typer.Argument(help="Mooncake, Azure or own request log.")],
+    url: Annotated[str | None, typer.Option(help="Server, with /v1. None: the one that runs here.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="What to ask for. None: the server's.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.05, help="Length of the part that is played.")] = 1.0,
+    scale: Annotated[float, typer.Option(min=0.001, help="Arrivals so many times as fast.")] = 1.0,
+    lengths: Annotated[float, typer.Option(min=0.001, help="Prompts and answers so many times as long.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Draws the part of the trace.")] = 0,
+    p0: Annotated[float, typer.Option(min=0.01, help="Seconds to interactive requests' first tokens.")] = 5.0,
+    p1: Annotated[float, typer.Option(min=0.01, help="And to those of prompts over 8K tokens.")] = 30.0,
+    batch_share: Annotated[float, typer.Option(min=0, max=1, help="Share that becomes batch work.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Send a trace's requests to a server at their times and print how it kept them. PERILUNE_API_KEY is the key."""
+    from perilune.cli import replay as verb
+
+    target = verb.Target(*verb.server(ctx.obj.settings().home, url, model), os.environ.get("PERILUNE_API_KEY"))
+    requests = verb.excerpted(trace, seed, minutes, scale, lengths, (p0, p1), batch_share)
+    verb.run(target, requests, lengths, as_json)
 
 
 @keys_app.command("create")
