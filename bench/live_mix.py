@@ -2,10 +2,10 @@
 
     python -m bench.live_mix [--quick] [--json FILE]
 
-One server a policy, the same engine and settings (`scheduler.policy`), one after the other, the same requests at the
-same times: `mix(SEED)`, a function of a seed that was committed before either policy was run. P0 is in time when its
-first token comes within 5 s of when it was due to be sent, P1 within 30 s. The simulator plays the same requests with
-the machine that `bench.simulator --record` fitted, where there is one (`simulated_*`), to see whether it orders the
+One server a policy, the same engine and settings (`scheduler.policy`), one after the other, the same requests at
+the same times: `mix(SEED)`, a function of a seed that was committed before either policy was run. P0 is in time when
+its first token comes within 5 s of when it was due to be sent, P1 within 30 s. The simulator plays the same requests
+with the machine that `bench.simulator --record` fitted, where there is one (`simulated_*`), to see whether it orders the
 policies as the server does.
 """
 
@@ -36,14 +36,14 @@ SEED = 20261130
 SECONDS, QUICK_SECONDS = 40.0, 12.0
 P0_S, P1_S = 5.0, 30.0
 POLICIES = ("fcfs", "deadline")
-CHATS_PER_S, DOCUMENTS_PER_S, BATCHES_PER_S = 0.8, 0.12, 0.1
+CHATS_PER_S, DOCUMENTS_PER_S, BATCHES_PER_S = 0.8, 0.2, 0.15
 BARS = {"p0_attainment": Bar(at_least=0.95, unit=""), "fcfs_p0_attainment": Bar(at_most=0.60, unit="")}
 _DRAIN_S = 8.0
 
 
 def mix(seed: int, seconds: float) -> list[TraceRequest]:
-    """Poisson arrivals of three kinds: chats of about 250 tokens (P0), documents of 3,000 to 7,000 (P1), batch lines of
-    1,500 to 5,000 (P2)."""
+    """Poisson arrivals of three kinds: chats of about 250 tokens (P0), documents of 3,000 to 7,000 (P1), batch
+    lines of 1,500 to 5,000 (P2)."""
     chance = random.Random(seed)
     made: list[TraceRequest] = []
     for kind, rate, due_s in (

@@ -372,7 +372,7 @@ def bench_replay(
     batch_share: Annotated[float, typer.Option(min=0, max=1, help="Share that becomes batch work.")] = 0.0,
     as_json: Json = False,
 ) -> None:
-    """Send a trace's requests to a server at their times and print how it kept them. PERILUNE_API_KEY is the key."""
+    """Send a trace's requests to a server at their times; print how it kept them. PERILUNE_API_KEY is the key."""
     from perilune.cli import replay as verb
 
     target = verb.Target(*verb.server(ctx.obj.settings().home, url, model), os.environ.get("PERILUNE_API_KEY"))

@@ -1,8 +1,8 @@
-"""`perilune bench replay`: a trace against a running server, open loop: requests go out at their times, whatever the
-server does. What it prints was measured.
+"""`perilune bench replay`: a trace against a running server, open loop: requests go out at their times, whatever
+the server does. What it prints was measured.
 
-Knows traces and OpenAI's chat dialect from the client's side; nothing of the server. Prompts are made of words, about
-one token each; equal `hash_ids` make equal beginnings, so that what a trace lets be reused can be reused here.
+Knows traces and OpenAI's chat dialect from the client's side; nothing of the server. Prompts are made of words,
+about one token each; equal `hash_ids` make equal beginnings, so that what a trace lets be reused can be reused here.
 """
 
 from __future__ import annotations
@@ -25,85 +25,11 @@ from perilune.core import ServiceClass
 from perilune.engine.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 from perilune.errors import Unreachable
 
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-    "his",
-    "but",
-    "at",
-    "are",
-    "this",
-    "have",
-    "from",
-    "or",
-    "had",
-    "an",
-    "they",
-    "which",
-    "one",
-    "you",
-    "were",
-    "all",
-    "her",
-    "she",
-    "there",
-    "would",
-    "their",
-    "we",
-    "him",
-    "been",
-    "has",
-    "when",
-    "who",
-    "will",
-    "no",
-    "more",
-    "if",
-    "out",
-    "so",
-    "up",
-    "said",
-    "what",
-    "its",
-    "about",
-    "than",
-    "into",
-    "them",
-    "can",
-    "only",
-    "other",
-    "time",
-    "new",
-    "some",
-    "could",
-    "these",
-    "two",
-    "may",
-    "first",
-    "then",
-    "do",
-    "any",
-    "like",
-    "my",
-    "now",
-    "over",
-    "such",
-]
+WORDS = tuple(
+    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which"  # noqa: SIM905
+    " one you were all her she there would their we him been has when who will no more if out so up said what its"
+    " about than into them can only other time new some could these two may first then do any like my now over".split()
+)
 _TIERS = {ServiceClass.P0_INTERACTIVE: "default", ServiceClass.P1_DOCUMENT: "flex", ServiceClass.P2_BATCH: "batch"}
 
 
