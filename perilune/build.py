@@ -340,6 +340,7 @@ def _service(
     from perilune.service.retention import Retention
     from perilune.service.service import Service
     from perilune.service.sessions import SessionService
+    from perilune.service.thinking import style_of
     from perilune.service.tools.formats import format_of
     from perilune.service.uploads import UploadService
     from perilune.service.vector_stores import VectorStoreService
@@ -399,6 +400,7 @@ def _service(
         kv_of=kv_of,
         preset=settings.attention.preset,
         abstain=Abstain(settings.memory.abstain),
+        thinking=style_of(loaded.chat_template, loaded.chat_template.source if loaded.chat_template else ""),
     )
     places = settings.server.max_queue + settings.runtime.max_batch_size
     backends = _backends(settings, parts, departure)

@@ -166,7 +166,7 @@ class ChatCompletions:
 
         An error before the response has started is raised, and gets its own status; later it is an event.
         """
-        async with sse.EventStream(send, opening, headers) as out:
+        async with sse.EventStream(send, opening, headers, heartbeat=self._dialect.heartbeat) as out:
             try:
                 async with self._in_time(), aclosing(events):
                     async for encoded, settled in events:

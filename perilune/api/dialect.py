@@ -50,12 +50,14 @@ class Parse(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`whole` and `streamed` take the call and the wall clock's second; `error_event` ends a stream."""
+    """`whole` and `streamed` take the call and the wall clock's second; `error_event` ends a stream, `heartbeat` is
+    what one says in silence."""
 
     parse: Parse
     whole: Callable[[ChatCall, int], Whole]
     streamed: Callable[[ChatCall, int], Streamed]
     error_event: Callable[[PeriluneError], bytes]
+    heartbeat: bytes = sse.KEEP_ALIVE
 
 
 def _openai_error(error: PeriluneError) -> bytes:

@@ -97,6 +97,15 @@ IGNORED: Mapping[str, Collection[str]] = {
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+class WireThinking(Wire):
+    """Anthropic's and Moonshot's. A budget isn't kept to: it bounds nothing that `max_tokens` doesn't."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: str | None = Field(None, max_length=64)
+    keep: str | None = Field(None, max_length=64)
+
+
 class WireCacheOptions(Wire):
     """`mode` and `ttl` change nothing: every prompt's KV is cached, for as long as there is room."""
 

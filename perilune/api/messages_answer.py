@@ -20,6 +20,7 @@ from perilune.core import (
     CitationAdded,
     Completed,
     Event,
+    ReasoningDelta,
     TextDelta,
     ToolCall,
     ToolCallDelta,
@@ -27,6 +28,9 @@ from perilune.core import (
 )
 from perilune.errors import PeriluneError
 from perilune.service.report import report_dict
+
+SIGNATURE = "perilune"
+"""Of thoughts: nothing is proven by it; clients send it back with them, and thoughts aren't read again."""
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _TYPES = {
@@ -107,6 +111,7 @@ class WholeMessage(_Message):
     def __init__(self, call: ChatCall, created_at: int) -> None:
         super().__init__(call, created_at)
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._citations: list[dict[str, Any]] = []
         self._calls: list[ToolCall] = []
         self._arguments: list[str] = []
@@ -117,6 +122,8 @@ class WholeMessage(_Message):
         match event:
             case TextDelta(text=text):
                 self._texts.append(text)
+            case ReasoningDelta(text=text):
+                self._thoughts.append(text)
             case CitationAdded(Citation() as citation):
                 self._citations.append(citation_location(citation, self._files))
             case ToolCallDelta():
@@ -140,6 +147,8 @@ class WholeMessage(_Message):
             raise unfinished()
         text = "".join(self._texts)
         blocks: list[dict[str, Any]] = []
+        if self._thoughts:
+            blocks.append({"type": "thinking", "thinking": "".join(self._thoughts), "signature": SIGNATURE})
         if text or not self._calls:
             blocks.append({"type": "text", "text": text, "citations": self._citations or None})
         for call, arguments in zip(self._calls, self._arguments, strict=True):
@@ -166,12 +175,14 @@ class StreamedMessage(_Message):
     def opening(self) -> bytes:
         usage = {"input_tokens": 0, "output_tokens": 0}  # not known yet; message_delta says them
         start = {**self._base, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        return _event("message_start", {"message": start}) + _event("ping", {})
+        return _event("message_start", {"message": start}) + PING
 
     def encode(self, event: Event) -> bytes:
         match event:
             case TextDelta(text=text) if text:
                 return self._in_text({"type": "text_delta", "text": text})
+            case ReasoningDelta(text=text):
+                return self._thinks(text)
             case CitationAdded(Citation() as citation) if self._kind != "tool_use":
                 where = citation_location(citation, self._files)
                 return self._in_text({"type": "citations_delta", "citation": where})
@@ -193,7 +204,15 @@ class StreamedMessage(_Message):
 
     def _in_text(self, delta: dict[str, Any]) -> bytes:
         begin = b"" if self._kind == "text" else self._begin({"type": "text", "text": ""})
-        return begin + _event("content_block_delta", {"index": self._block, "delta": delta})
+        return begin + self._delta(delta)
+
+    def _thinks(self, text: str) -> bytes:
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        begin = b"" if self._kind == "thinking" else self._begin(block)
+        return begin + self._delta({"type": "thinking_delta", "thinking": text})
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._block, "delta": delta})
 
     def _call(self, event: ToolCallDelta) -> bytes:
         out = b""
@@ -202,7 +221,7 @@ class StreamedMessage(_Message):
             out = self._begin(block)
         if event.arguments:
             delta = {"type": "input_json_delta", "partial_json": event.arguments}
-            out += _event("content_block_delta", {"index": self._block, "delta": delta})
+            out += self._delta(delta)
         return out
 
     def _begin(self, block: dict[str, Any]) -> bytes:
@@ -212,10 +231,11 @@ class StreamedMessage(_Message):
         return out + _event("content_block_start", {"index": self._block, "content_block": block})
 
     def _close(self) -> bytes:
-        if self._kind is None:
+        kind, self._kind = self._kind, None
+        if kind is None:
             return b""
-        self._kind = None
-        return _event("content_block_stop", {"index": self._block})
+        signed = self._delta({"type": "signature_delta", "signature": SIGNATURE}) if kind == "thinking" else b""
+        return signed + _event("content_block_stop", {"index": self._block})
 
     def _complete(self, event: Completed) -> bytes:
         self._completed = True
@@ -230,6 +250,10 @@ class StreamedMessage(_Message):
 
 def _event(kind: str, payload: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **payload}) + b"\n\n"
+
+
+PING = _event("ping", {})
+"""The dialect's own heartbeat."""
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Anthropic's Messages on the wire: the request, and its way into `core.Request` (spec S1).
 
-Knows Anthropic's fields; doesn't know models or files. What is bookkeeping (`metadata`, `cache_control`, …) is
-ignored: our cache needs no marks. `thinking` is ignored too: it allows thoughts, and our models think aloud or
-not at all. What would change the answer (images, server tools) is refused.
+Knows Anthropic's fields; doesn't know models or files. What happens with a field that isn't honoured is written in
+fields.py; images and server tools are refused.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from perilune.api.errors import Unsupported
-from perilune.api.fields import check_fields, ignored_fields
+from perilune.api.fields import WireThinking, check_fields, ignored_fields
 from perilune.api.limits import parse_json_object
-from perilune.api.schema import MAX_FILES, MAX_PARTS, ChatCall, check_count, wrong_field
+from perilune.api.schema import MAX_FILES, MAX_PARTS, ChatCall, check_count, effort_of, wrong_field
 from perilune.api.tools import MAX_CALLS, MAX_TOOLS, Name
 from perilune.api.wire import Wire
 from perilune.config import Settings
@@ -117,6 +116,7 @@ class WireMessages(Wire):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=2**31 - 1)
     stream: bool | None = None
+    thinking: WireThinking | None = None
     tools: list[WireTool] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: WireToolChoice | None = None
     output_config: WireOutput | None = None
@@ -173,6 +173,7 @@ def _request(wire: WireMessages, request_id: str, caller: Caller, arrival_s: flo
         whole=not wire.stream,
         key_id=caller.key_id,
         limits=caller.limits,
+        effort=effort_of(wire.thinking),
     )
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")

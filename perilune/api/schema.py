@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationError
 
 from perilune.api.errors import Unsupported
-from perilune.api.fields import Effort, WireCacheOptions, check_fields, ignored_fields, prewarmed
+from perilune.api.fields import Effort, WireCacheOptions, WireThinking, check_fields, ignored_fields, prewarmed
 from perilune.api.forms import WireResponseFormat, WireStructured, grammar_of
 from perilune.api.limits import parse_json_object
 from perilune.api.tools import MAX_CALLS, Choice, Offered, WireCall, calls_of, tools_of
@@ -102,6 +102,22 @@ class WireMessage(Wire):
     tool_call_id: str | None = Field(None, max_length=256)
 
 
+class WireTemplateKwargs(Wire):
+    """vLLM's and SGLang's way to tell Qwen's template whether to think; other keys are refused."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    enable_thinking: bool | None = None
+
+
+def effort_of(thinking: WireThinking | None, kwargs: WireTemplateKwargs | None = None) -> str | None:
+    """What other dialects and servers say about thoughts, as an effort."""
+    if thinking is not None:
+        return {"disabled": "none", "enabled": "medium", "adaptive": None}[thinking.type]
+    if kwargs is not None and kwargs.enable_thinking is not None:
+        return "medium" if kwargs.enable_thinking else "none"
+    return None
+
+
 class WireStreamOptions(Wire):
     include_usage: bool | None = None
     include_progress: bool | None = None
@@ -166,6 +182,8 @@ class WireChat(Wire):
     attention_preset: Literal["auto", "general", "support", "contract", "paper", "rag"] | None = None
     service_tier: str | None = Field(None, max_length=64)
     reasoning_effort: Effort | None = None
+    thinking: WireThinking | None = None
+    chat_template_kwargs: WireTemplateKwargs | None = None
     web_search_options: WireWebSearch | None = None
     prompt_cache_options: WireCacheOptions | None = None
     session: SessionId | None = None
@@ -223,7 +241,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         key_id=caller.key_id,
         limits=caller.limits,
         profile=settings.memory.profile and wire.profile is not False,
-        effort=wire.reasoning_effort,
+        effort=wire.reasoning_effort or effort_of(wire.thinking, wire.chat_template_kwargs),
         verify=bool(wire.verify_claims),
         web_results=WEB_RESULTS[wire.web_search_options.search_context_size] if wire.web_search_options else 0,
     )

@@ -46,8 +46,8 @@ def comment(text: str) -> bytes:
 class EventStream:
     """One streamed response. Use as a context manager; then `write`, or `hold` what may still be undone.
 
-    `opening` are the first bytes of the body; `headers`, beside the usual ones, may be a list that grows until it
-    starts. Writes from the heartbeat and from the owner never interleave.
+    `opening` are the first bytes of the body, `heartbeat` is what is said in silence; `headers`, beside the usual
+    ones, may be a list that grows until it starts. Writes from the heartbeat and from the owner never interleave.
     """
 
     def __init__(
@@ -56,12 +56,14 @@ class EventStream:
         opening: bytes,
         headers: Headers = (),
         *,
+        heartbeat: bytes = KEEP_ALIVE,
         commit_after_s: float = COMMIT_AFTER_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._send = send
         self._held = opening
         self._headers = headers
+        self._heartbeat = heartbeat
         self._commit_after_s = commit_after_s
         self._heartbeat_s = heartbeat_s
         self._lock = asyncio.Lock()
@@ -130,6 +132,6 @@ class EventStream:
             limit_s = self._heartbeat_s if self.started else self._commit_after_s
             silent_s = self._loop.time() - self._last_write_s
             if silent_s >= limit_s:
-                await self.write(KEEP_ALIVE)
+                await self.write(self._heartbeat)
             else:
                 await asyncio.sleep(limit_s - silent_s)

@@ -7,7 +7,7 @@ endless loops (every turn of a loop and every macro call is counted), no huge st
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -103,10 +103,18 @@ class JinjaChatTemplate:
                 f"The model's chat template is damaged: {error}.", hint="Download the model again."
             ) from None
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt's text. Raises `InvalidRequest` when the template refuses the messages or misbehaves."""
+    def render(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; `variables` are what the template may be told beside. Raises `InvalidRequest` when the
+        template refuses the messages or misbehaves."""
         limit = 2 * MAX_SOURCE_CHARS + 8 * sum(len(text) for message in messages for text in message.values())
-        variables = {
+        given = {
+            **(variables or {}),
             **self._tokens,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
@@ -115,7 +123,7 @@ class JinjaChatTemplate:
             _TICK: _Counter(),
         }
         try:
-            return "".join(_bounded(self._template.generate(variables), limit))
+            return "".join(_bounded(self._template.generate(given), limit))
         except _Refused as error:
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {error}",

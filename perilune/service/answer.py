@@ -64,6 +64,7 @@ from perilune.service.recall import (
 from perilune.service.refine import Refined, Refiner
 from perilune.service.sessions import SessionService, Visit
 from perilune.service.telling import Telling
+from perilune.service.thinking import NO_THOUGHT, ThinkingStyle, citations_last
 from perilune.service.tools.formats import ToolFormat
 from perilune.service.web_search import WebSearch
 from perilune.telemetry import Telemetry
@@ -123,6 +124,7 @@ class Parts:
     kv_of: Callable[[str], KVPolicy] = presets.all_full
     preset: str = presets.AUTO
     abstain: Abstain = Abstain.OFF
+    thinking: ThinkingStyle | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,8 @@ class Answer:
         telling = Telling(
             sessions, None if request.prewarm else self._visit, request, _last_question(request), self._parts.clock
         )
-        async with aclosing(self._answered()) as events:
+        made = self._answered() if self._parts.thinking is None else citations_last(self._answered())
+        async with aclosing(made) as events:
             with telling:
                 async for event in events:
                     telling.see(event)
@@ -178,7 +181,7 @@ class Answer:
     async def _answered(self) -> AsyncGenerator[Event, None]:
         """Gather, plan, compose, run."""
         parts, request = self._parts, self._request
-        conversation = await asyncio.to_thread(parts.composer.conversation, request.messages)
+        conversation = await asyncio.to_thread(parts.composer.conversation, request.messages, request.effort)
         # Without documents: the template's objections and a sure excess come out before anything is streamed.
         bare = await asyncio.to_thread(parts.composer.compose, [], conversation, "")
         records = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]
@@ -230,6 +233,7 @@ class Answer:
             *self._reduced(),
             *self._language(conversation),
             *parts.model.past_its_length(len(ready.prompt)),
+            *self._unthought(),
         )
         if self._is_doubtful(plan, records):
             degradations = (*degradations, disclosed(self._found))
@@ -458,6 +462,7 @@ class Answer:
             spec,
             parts.limits.timeout_s,
             self._require,
+            parts.thinking,
         )
         quotes: asyncio.Task[list[Citation]] | None = None
         if records and plan.kind is not PlanKind.REFINED:
@@ -538,6 +543,22 @@ class Answer:
         except PeriluneError as error:
             self._late.append(Degradation("no_citations", f"The passages to quote were not found: {error.message}"))
             return []
+
+    def _unthought(self) -> tuple[Degradation, ...]:
+        """Where the model can't do with its thoughts what was asked."""
+        style, effort = self._parts.thinking, self._request.effort
+        if effort is None:
+            return ()
+        wanted = effort not in NO_THOUGHT
+        if wanted and style is None:
+            return (
+                Degradation(
+                    "no_reasoning", "The model doesn't think before it answers: the effort changes nothing."
+                ),
+            )
+        if not wanted and style is not None and not style.optional:
+            return (Degradation("reasons_anyway", "The model always thinks before it answers."),)
+        return ()
 
     def _language(self, conversation: Conversation) -> tuple[Degradation, ...]:
         model = self._parts.model

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from perilune.core import Message, Passage, SessionTurn
 from perilune.errors import ContextTooLong, InvalidRequest
 from perilune.service.ports import ChatTemplate, Tokenizer
+from perilune.service.thinking import template_variables
 
 SLICE_CHARS = 16_384
 """Documents are tokenised in slices of about this size: one call holds the interpreter for about 10 ms."""
@@ -71,6 +72,7 @@ class Conversation:
     recalled_ids: tuple[int, ...] = ()
     omitted_bytes: int = 0
     background_ids: tuple[int, ...] = ()
+    effort: str | None = None  # how much the model is to think; None: as its template has it
 
     @property
     def has_history(self) -> bool:
@@ -189,7 +191,7 @@ class Composer:
         label = f"[{session}turn {turn.turn}, {turn.speaker}{said_at}]"
         return array("i", self._tokenizer.encode(f"{label}\n{turn.text.strip()}\n\n"))
 
-    def conversation(self, messages: Sequence[Message]) -> Conversation:
+    def conversation(self, messages: Sequence[Message], effort: str | None = None) -> Conversation:
         """Split off the instructions and tokenise the turns, the newest first where not all can fit.
 
         Raises `InvalidRequest` without a question, `ContextTooLong` where instructions and question can't fit.
@@ -221,6 +223,7 @@ class Composer:
             first,
             omitted_chars // MAX_CHARS_PER_TOKEN,
             omitted_bytes=sum(len(text.encode()) for _, text in said[:first]),
+            effort=effort,
         )
 
     def _first_that_fits(self, instructions: str, said: list[tuple[str, str]]) -> int:
@@ -272,7 +275,7 @@ class Composer:
         refusal: InvalidRequest | None = None
         for contents in ways:
             try:
-                pieces = self._split(contents)
+                pieces = self._split(contents, conversation.effort)
             except InvalidRequest as error:
                 refusal = error
                 continue
@@ -280,7 +283,7 @@ class Composer:
                 return self._join(pieces, contents, head, len(turns) - asked)
         if refusal is not None:
             raise refusal
-        return self._plain(ways[0])
+        return self._plain(ways[0], conversation.effort)
 
     def _role(self, turn: Turn) -> str:
         return self._result_role if turn.role == "tool" else turn.role
@@ -317,12 +320,13 @@ class Composer:
         if bos and tuple(ids[: len(bos)]) != tuple(bos):
             ids[0:0] = array("i", bos)
 
-    def _split(self, contents: list[tuple[str, array[int]]]) -> list[str] | None:
+    def _split(self, contents: list[tuple[str, array[int]]], effort: str | None) -> list[str] | None:
         """The template's text around each content, or None where it does not leave contents alone."""
         marks = [f"x{secrets.token_hex(16)}x" for _ in contents]
         text = self._chat_template().render(
             [{"role": role, "content": mark} for (role, _), mark in zip(contents, marks, strict=True)],
             add_generation_prompt=True,
+            variables=template_variables(effort),
         )
         pieces: list[str] = []
         at = 0
@@ -335,7 +339,7 @@ class Composer:
         pieces.append(text[at:])
         return pieces
 
-    def _plain(self, contents: list[tuple[str, array[int]]]) -> Prompt:
+    def _plain(self, contents: list[tuple[str, array[int]]], effort: str | None) -> Prompt:
         """The fallback of the module header: nothing is known to be shared beyond equal tokens."""
         texts = [self._tokenizer.decode(content) for _, content in contents]
         for text in texts:
@@ -349,6 +353,7 @@ class Composer:
         rendered = self._chat_template().render(
             [{"role": role, "content": text} for (role, _), text in zip(contents, texts, strict=True)],
             add_generation_prompt=True,
+            variables=template_variables(effort),
         )
         ids = array("i", self._tokenizer.encode_template(rendered))
         self._begin(ids)

@@ -18,6 +18,7 @@ from perilune.core import (
     Event,
     FinishReason,
     PrefillProgress,
+    ReasoningDelta,
     Request,
     SequenceSpec,
     StageStarted,
@@ -29,6 +30,7 @@ from perilune.service.backends.local import LocalBackend, Session
 from perilune.service.output import ChoiceDecoder
 from perilune.service.ports import Tokenizer
 from perilune.service.predictor import Predictor
+from perilune.service.thinking import ThinkingStyle, splitter_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class _Choice:
     index: int
     decoder: ChoiceDecoder
     tokens: int = 0
+    thought_tokens: int = 0
     finished: bool = False
     exact_share: float = 1.0
 
@@ -63,7 +66,7 @@ class _State:
 class Generation:
     """One request's sequences. `spec` is the first choice's; `outcome` is complete when `events` has ended.
 
-    `permit` is called right before each submit and raises what forbids it.
+    `permit` is called right before each submit and raises what forbids it; `style` is how the model thinks.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class Generation:
         spec: SequenceSpec,
         timeout_s: float,
         permit: Callable[[], None],
+        style: ThinkingStyle | None = None,
     ) -> None:
+        self._style = style
         self._backend = backend
         self._tokenizer = tokenizer
         self._predictor = predictor
@@ -94,6 +99,7 @@ class Generation:
             prompt_tokens=len(self._spec.token_ids),
             completion_tokens=sum(choice.tokens for choice in state.choices.values()),
             cached_tokens=state.cached.total,
+            reasoning_tokens=sum(choice.thought_tokens for choice in state.choices.values()),
         )
         exact = min((choice.exact_share for choice in state.choices.values()), default=1.0)
         return Outcome(state.ttft_s, state.cached, usage, exact)
@@ -108,7 +114,7 @@ class Generation:
             while session.running:
                 event = await self._next(session)
                 for item in self._translate(session, event):
-                    if isinstance(item, TextDelta) and item.text and self._state.ttft_s is None:
+                    if isinstance(item, TextDelta | ReasoningDelta) and item.text and self._state.ttft_s is None:
                         self._state.ttft_s = self._clock() - self._request.arrival_s
                         measured_s = self._clock() - began_s
                         self._predictor.observe_ttft(expected_s, measured_s, uncached)
@@ -142,7 +148,8 @@ class Generation:
             sampling = replace(sampling, seed=sampling.seed + index)
         seq_id = f"{self._request.request_id}-{index}"
         self._permit()
-        decoder = ChoiceDecoder(self._tokenizer, sampling.stop, sampling.logprobs is not None)
+        splitter = splitter_of(self._style, self._request)
+        decoder = ChoiceDecoder(self._tokenizer, sampling.stop, sampling.logprobs is not None, splitter)
         self._state.choices[seq_id] = _Choice(index, decoder)
         session.submit(replace(self._spec, seq_id=seq_id, sampling=sampling))
 
@@ -186,7 +193,10 @@ class Generation:
         choice.exact_share = event.exact_share
         if event.token_id in self._spec.stop_token_ids:
             return  # the end marker is counted, but it is not text
+        choice.thought_tokens += choice.decoder.thinking
         text, logprobs = choice.decoder.push(event.token_id, event.logprob)
+        if thought := choice.decoder.thought():
+            yield ReasoningDelta(choice.index, thought)
         if text or logprobs:
             yield TextDelta(choice.index, text, logprobs)
         if choice.decoder.stopped:
@@ -210,6 +220,8 @@ class Generation:
             self._state.answering = True
             self._submit_rest(session)
         text, logprobs = choice.decoder.flush()
+        if thought := choice.decoder.thought():
+            yield ReasoningDelta(choice.index, thought)
         if text or logprobs:
             yield TextDelta(choice.index, text, logprobs)
         choice.finished = True

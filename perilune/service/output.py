@@ -1,9 +1,9 @@
 """Tokens to text: decoding, stop strings and log probabilities of one choice.
 
-Knows a stream decoder and strings; doesn't know engines, dialects or events' transport. Text that may be the
-beginning of a stop string is held back, across token borders, until it is known not to be one; a stop string itself
-is never part of the output, nor are the log probabilities of tokens that lie wholly in what was cut.
-"""
+Knows a stream decoder and strings; doesn't know engines, dialects or events' transport. What a model thinks aloud
+(`thinking.py`) comes apart from what it says; stop strings and log probabilities are of what it says. Text that may
+be the beginning of a stop string is held back, across token borders, until it is known not to be one; a stop string
+itself is never part of the output, nor are the log probabilities of tokens that lie wholly in what was cut."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections import deque
 
 from perilune.core import DecodedLogprob, TokenLogprob
 from perilune.service.ports import Tokenizer
+from perilune.service.thinking import ThoughtSplitter
 
 
 class StopScanner:
@@ -57,9 +58,16 @@ class StopScanner:
 
 
 class ChoiceDecoder:
-    """One choice's tokens -> (text, log probabilities) as they become showable."""
+    """One choice's tokens -> what was thought, and (text, log probabilities), as they become showable."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], want_logprobs: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        want_logprobs: bool,
+        splitter: ThoughtSplitter | None = None,
+    ) -> None:
+        self._splitter = splitter
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream()
         self._scanner = StopScanner(stops)
@@ -67,6 +75,7 @@ class ChoiceDecoder:
         self._pending: deque[tuple[int, DecodedLogprob]] = deque()  # (characters up to the token's end, logprob)
         self._decoded_chars = 0
         self._shown_chars = 0
+        self._thought = ""
 
     @property
     def stopped(self) -> bool:
@@ -78,12 +87,21 @@ class ChoiceDecoder:
         """The stop string that was met."""
         return self._scanner.found
 
+    @property
+    def thinking(self) -> bool:
+        return self._splitter is not None and self._splitter.thinking
+
+    def thought(self) -> str:
+        """What was thought since this was last asked."""
+        thought, self._thought = self._thought, ""
+        return thought
+
     def push(self, token_id: int, logprob: TokenLogprob | None) -> tuple[str, tuple[DecodedLogprob, ...]]:
         text = self._stream.push(token_id)
         self._decoded_chars += len(text)
         if self._want_logprobs and logprob is not None:
             self._pending.append((self._decoded_chars, self._decode_logprob(logprob)))
-        return self._show(self._scanner.push(text))
+        return self._show(self._scanner.push(self._split(text)))
 
     def flush(self) -> tuple[str, tuple[DecodedLogprob, ...]]:
         """The rest, when the sequence has ended."""
@@ -91,8 +109,31 @@ class ChoiceDecoder:
             return "", ()
         tail = self._stream.flush()
         self._decoded_chars += len(tail)
-        text = self._scanner.push(tail)
+        said = self._split(tail)
+        if self._splitter is not None:
+            thought, rest = self._splitter.flush()
+            self._thought += thought
+            said += rest
+            self._skip(len(thought))
+        text = self._scanner.push(said)
         return self._show(text if self.stopped else text + self._scanner.flush())
+
+    def _split(self, text: str) -> str:
+        """What of a text is said; what is thought waits for `thought`."""
+        if self._splitter is None:
+            return text
+        before = self._decoded_chars - len(text) - self._splitter.held_chars
+        thought, said = self._splitter.push(text)
+        self._thought += thought
+        gone = self._decoded_chars - self._splitter.held_chars - before - len(said)
+        self._skip(gone)
+        return said
+
+    def _skip(self, chars: int) -> None:
+        """Characters that are never shown as text; nor are the log probabilities of their tokens."""
+        self._shown_chars += chars
+        while chars and self._pending and self._pending[0][0] <= self._shown_chars:
+            self._pending.popleft()
 
     def _show(self, text: str) -> tuple[str, tuple[DecodedLogprob, ...]]:
         self._shown_chars += len(text)

@@ -124,8 +124,15 @@ class Grammars(Protocol):
 class ChatTemplate(Protocol):
     """The model's chat template, rendered in a sandbox."""
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
-        """Raises `InvalidRequest` when the template refuses the messages (roles, order)."""
+    def render(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """`variables` are what the template may be told beside. Raises `InvalidRequest` when it refuses the
+        messages (roles, order)."""
         ...
 
 

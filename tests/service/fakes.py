@@ -102,7 +102,9 @@ class Template:
         self.drop_system = drop_system
         self.shout = shout
 
-    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True, variables: object = None
+    ) -> str:
         text = ""
         for message in messages:
             if message["role"] == "system" and self.refuse_system:
