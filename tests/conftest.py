@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 
 from perilune.runtime.hub.pull import pull
 from perilune.runtime.tokenizer_gguf import convert_tokenizer
+from tests.postgres import postgres_server
 
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -38,3 +40,10 @@ def smollm2_path() -> Path:
 def gemma_path() -> Path:
     """Gemma-3-270M (base), Q4_K_M GGUF."""
     return _pulled("gemma3-270m")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The URL of a real PostgreSQL server's empty database."""
+    with postgres_server() as url:
+        yield url

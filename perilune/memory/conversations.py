@@ -146,7 +146,6 @@ class ConversationStore:
         self, connection: sa.Connection, tenant: str, conversation_id: str, items: Sequence[dict[str, Any]]
     ) -> None:
         """See `add`."""
-        self._store.hold(connection, tenant, conversation_id)
         _info(connection, tenant, conversation_id)
         texts = [json.dumps(item, ensure_ascii=False) for item in items]
         mine = _items(tenant, conversation_id)

@@ -202,7 +202,6 @@ class Memory:
         said = [_entry(session_id, number, turn, analyser) for number, turn in enumerate(turns)]
         stated = _statements(session_id, turns) if learn else []
         with self._store.write() as connection:  # no longer than needed: nobody else can write meanwhile
-            self._store.hold(connection, tenant, session_id)
             if local_only:
                 set_local_only(connection, tenant, session_id, True)
             mine = (ENTRIES.c.source_id == session_id, ENTRIES.c.tenant == tenant)

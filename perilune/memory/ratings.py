@@ -100,7 +100,6 @@ class Ratings:
         there, `InvalidRequest` where a span has no question to be found by."""
         mark = self._mark(tenant, given)
         with self._store.write() as connection:
-            self._store.hold(connection, tenant, given.answer_id)
             row = {
                 "id": f"feedback_{secrets.token_urlsafe(_ID_BYTES)}",
                 "tenant": tenant,

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0013"
+HEAD = "0016"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -79,7 +79,7 @@ USAGE = Table(
     Column("cost", Float, nullable=False),
 )
 
-AUDIT = Table(  # rows are only ever added; SQLite's triggers refuse anything else
+AUDIT = Table(  # rows are only ever added; triggers refuse anything else
     "audit",
     METADATA,
     Column("id", Integer, primary_key=True),

@@ -107,7 +107,6 @@ class Sessions:
         if new_id is not None and not is_session_id(new_id):
             raise InvalidRequest(f"A session id {SESSION_ID_FORM}.", param="id")
         with self._store.write() as connection:
-            self._store.hold(connection, tenant, session_id)
             made = session_rows.fork(connection, tenant, session_id, turn, new_id, self._clock())
         self._memory.changed()
         return made

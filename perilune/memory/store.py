@@ -1,14 +1,15 @@
-"""Opens the database and hands out transactions. Knows SQLAlchemy, SQLite's habits, migrations; no table's meaning.
+"""Opens the database and hands out transactions. Knows SQLAlchemy, two databases' habits, migrations; no table's
+meaning.
 
 SQLite (the default) runs in WAL mode with foreign keys on, waits for other writers, and syncs every commit, so
-that what was accepted survives kill -9 and power loss. Alembic is imported only when the database isn't at the
-version this code needs.
+that what was accepted survives kill -9 and power loss. PostgreSQL keeps the same promises: a transaction that reads
+sees one state, and those that write come one behind the other, whichever process they are of. Alembic is imported
+only when the database isn't at the version this code needs.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import threading
 from collections import deque
@@ -27,6 +28,10 @@ _SCRUB_TIMEOUT_MS = 500
 DATABASE_FILE = "perilune.db"
 _LOCK_FILE = "database.lock"
 _WRITE = "perilune_write"
+_WRITE_LOCK = 7_234_017_283_807_667_300
+"""Of PostgreSQL's advisory locks: any number that nobody else takes."""
+
+_NUL, _REPLACEMENT = "\0", "\ufffd"
 _PRIVATE = 0o600
 _OTHERS = 0o077
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -47,21 +52,33 @@ class Store:
             # An error that quoted its parameters would bring what people wrote into a log.
             # The connection used last comes first: each has a cache of pages, and idle ones would keep theirs.
             self._engine = sa.create_engine(
-                url or f"sqlite:///{home / DATABASE_FILE}", hide_parameters=True, pool_use_lifo=True
+                _address(url) if url else f"sqlite:///{home / DATABASE_FILE}",
+                hide_parameters=True,
+                pool_use_lifo=True,
+                pool_pre_ping=bool(url),  # a server may have been started anew
             )
         except (sa.exc.ArgumentError, ImportError) as error:
             raise ConfigError(
                 f"The database URL can't be used: {error}.",
-                hint="Leave `database` empty for SQLite, or install the URL's driver.",
+                hint="Leave `database` empty for SQLite, or give a postgresql:// URL.",
                 param="database",
             ) from None
+        self._snapshots = self._engine
         if self._engine.dialect.name == "sqlite":
             _keep_private(self._engine.url.database)
             _tune_sqlite(self._engine)
             self._turns = _Turns()
+        elif self._engine.dialect.name == "postgresql":
+            _tune_postgresql(self._engine)
+            self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ")
         try:
             if self.version() != HEAD:
                 self._upgrade(home)
+        except sa.exc.OperationalError as error:
+            self.close()
+            raise ConfigError(
+                f"The database can't be opened: {error.orig}.", hint="Is it running?", param="database"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -69,27 +86,20 @@ class Store:
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """One consistent view of the database."""
-        with self._engine.connect() as connection, connection.begin():
+        with self._snapshots.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """One transaction: committed at the end, undone on an exception. Takes SQLite's write lock at once.
+        """One transaction: committed at the end, undone on an exception. Takes the database's write lock at once.
 
-        This store's writers queue for it; don't begin one inside another."""
+        Writers queue for it; don't begin one inside another."""
         with (
             self._turns.turn() if self._turns else nullcontext(),
             self._engine.connect().execution_options(**{_WRITE: True}) as connection,
             connection.begin(),
         ):
             yield connection
-
-    def hold(self, connection: sa.Connection, *names: str) -> None:
-        """Until the transaction ends, others that hold the same names wait: for a number that follows the last one.
-        SQLite has one writer at a time anyway."""
-        if connection.dialect.name == "postgresql":
-            key = int.from_bytes(hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest(), signed=True)
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
 
     def scrub(self) -> bool:
         """Rid SQLite's files of what was deleted: deleted rows are overwritten with zeros (`secure_delete`), but
@@ -223,6 +233,39 @@ def _tune_sqlite(engine: sa.Engine) -> None:
         # A deferred transaction that reads first can't become a writer once another one has committed.
         write = connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _address(url: str) -> sa.URL:
+    """With our driver, where the URL names none. Raises as `sa.make_url`."""
+    parsed = sa.make_url(url)
+    if parsed.drivername in ("postgresql", "postgres"):
+        return parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def _tune_postgresql(engine: sa.Engine) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # Writers read before they write and upsert many rows: side by side they would lose updates, or deadlock.
+        if connection.get_execution_options().get(_WRITE, False):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
+
+    @sa.event.listens_for(engine, "before_cursor_execute", retval=True)
+    def without_nul(
+        _connection: sa.Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
+    ) -> tuple[str, Any]:
+        """PostgreSQL keeps no NUL in a text; a sign in its place leaves every other character where it is."""
+        return statement, _storable(parameters)
+
+
+def _storable(parameters: Any) -> Any:
+    if isinstance(parameters, str):
+        return parameters.replace(_NUL, _REPLACEMENT) if _NUL in parameters else parameters
+    if isinstance(parameters, dict):
+        return {name: _storable(value) for name, value in parameters.items()}
+    if isinstance(parameters, list | tuple):
+        return type(parameters)(_storable(value) for value in parameters)
+    return parameters
 
 
 @contextmanager

@@ -112,7 +112,6 @@ class UploadStore:
         part = UploadPart(part_id, upload_id, self._clock(), size_bytes)
         try:
             with self._store.write() as connection:
-                self._store.hold(connection, upload_id)
                 sizes = sa.select(sa.func.sum(UPLOAD_PARTS.c.size_bytes))
                 held = connection.execute(sizes.where(UPLOAD_PARTS.c.upload_id == upload_id)).scalar() or 0
                 _require_pending(self._get(connection, tenant, upload_id))

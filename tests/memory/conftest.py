@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from perilune.core import FileRecord
 from perilune.memory.library import Library
+from perilune.memory.schema import METADATA
 from perilune.memory.store import Store
 
 OCTAVE = Path("/usr/share/doc/octave/octave.pdf")
@@ -17,9 +19,61 @@ DEBIAN_ZH = Path("/usr/share/debian-reference/debian-reference.zh-cn.pdf")
 MAX_BYTES = 64 * 1024**2
 
 
+DATABASES = ("sqlite", "postgresql")
+ON_BOTH = frozenset(
+    f"tests.memory.test_{room}"
+    for room in (
+        "audit",
+        "keys",
+        "locality",
+        "profile",
+        "ratings",
+        "responses",
+        "session_rows",
+        "store_contract",
+        "vector_stores",
+    )
+)
+"""The rooms of the store: what they promise, they promise on every database."""
+
+SQLITES_OWN = frozenset(
+    (
+        "test_nothing_stored_opens_the_door",  # reads the files
+        "test_a_known_key_is_found_at_once_until_anything_is_written",  # only SQLite tells at once
+    )
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    both = metafunc.module.__name__ in ON_BOTH and metafunc.function.__name__ not in SQLITES_OWN
+    if both and "database" in metafunc.fixturenames:
+        metafunc.parametrize("database", DATABASES, indirect=True)
+
+
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path)
+def database(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty database: none is SQLite's own file in the home folder."""
+    if getattr(request, "param", DATABASES[0]) == DATABASES[0]:
+        return ""
+    url: str = request.getfixturevalue("postgres")
+    emptied(url)
+    return url
+
+
+def emptied(url: str) -> None:
+    """Take every row of a database that may have tables."""
+    engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"))
+    with engine.begin() as connection:
+        there = sa.inspect(connection).get_table_names()
+        names = ", ".join(table.name for table in METADATA.sorted_tables if table.name in there)
+        if names:
+            connection.execute(sa.text(f"TRUNCATE {names} RESTART IDENTITY CASCADE"))
+    engine.dispose()
+
+
+@pytest.fixture
+def store(tmp_path: Path, database: str) -> Iterator[Store]:
+    opened = Store(tmp_path, database)
     yield opened
     opened.close()
 

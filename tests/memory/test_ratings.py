@@ -16,7 +16,7 @@ from perilune.memory.library import Library
 from perilune.memory.memory import Memory, Turn
 from perilune.memory.paging import Part
 from perilune.memory.ratings import Chosen, NewRating, RatedAnswer, Ratings, key_of
-from perilune.memory.responses import ResponseStore
+from perilune.memory.responses import Made, ResponseStore
 from perilune.memory.schema import ANSWERS, FEEDBACK, RATINGS
 from perilune.memory.scope import Scope
 from perilune.memory.sessions import Sessions
@@ -61,7 +61,10 @@ def respond(store: Store, response_id: str, tenant: str = "local", cited: str = 
         {"role": "user", "content": "Earlier."},
         {"role": "user", "content": [{"type": "input_text", "text": ASKED}]},
     ]
-    ResponseStore(store).add(tenant, items, {"id": response_id, "model": "smol", "output": output})
+    body = {"id": response_id, "model": "smol", "status": "completed", "output": output}
+    kept = ResponseStore(store)
+    kept.begin(tenant, items, {**body, "status": "in_progress", "output": []})
+    assert kept.finish(tenant, Made(body))
 
 
 @pytest.mark.parametrize("answer_id", ["chatcmpl-a1", "msg_a1", "resp_a1"])

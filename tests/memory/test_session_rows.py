@@ -24,13 +24,11 @@ LOCKER = "My locker has the number 4471. I live in Oslo."
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    store = Store(tmp_path)
+def memory(store: Store, tmp_path: Path) -> Iterator[Memory]:
     index = LanceIndex(tmp_path / "index", "none", 1)
     memory = Memory(store, index, None, indexer=Indexer(store, index, None))
     yield memory
     memory.close()
-    store.close()
 
 
 @pytest.fixture
@@ -175,8 +173,8 @@ def test_bad_forks(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
         sessions.fork("acme", "s", 4, None)
 
 
-def test_sessions_of_an_older_database_are_listed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+def test_sessions_of_an_older_database_are_listed(tmp_path: Path, database: str) -> None:
+    store = Store(tmp_path, database)
     memory = Memory(store, LanceIndex(tmp_path / "index", "none", 1), None)
     talk(Sessions(store, memory), "s", 6)
     settings = alembic_settings()
@@ -186,7 +184,7 @@ def test_sessions_of_an_older_database_are_listed(tmp_path: Path) -> None:
         command.downgrade(settings, "0010")
     memory.close()
     store.close()
-    store = Store(tmp_path)
+    store = Store(tmp_path, database)
     with store.read() as connection:
         info = session_rows.get(connection, "acme", "s")
     assert (info.turns, info.first_at, info.last_at) == (6, 100.0, 105.0)
