@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perilune.cli.batch_commands import batch_app
 from perilune.cli.memory_commands import memory_app, sessions_app
 from perilune.errors import ConfigError, PeriluneError
 
@@ -46,6 +47,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")
 app.add_typer(kv_app, name="kv")
 app.add_typer(keys_app, name="keys")
+app.add_typer(batch_app, name="batch")
 app.add_typer(memory_app, name="memory")
 app.add_typer(sessions_app, name="sessions")
 app.add_typer(eval_app, name="eval")

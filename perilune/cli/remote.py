@@ -65,10 +65,10 @@ class RemoteClient:
     def in_process(self) -> bool:
         return False
 
-    async def upload(self, path: Path, filename: str) -> FileRecord:
+    async def upload(self, path: Path, filename: str, purpose: str = "user_data") -> FileRecord:
         with path.open("rb") as data:
             form = aiohttp.FormData()
-            form.add_field("purpose", "user_data")
+            form.add_field("purpose", purpose)
             form.add_field("file", data, filename=filename, content_type="application/octet-stream")
             return file_record(await self._json("POST", "/v1/files", data=form))
 
@@ -123,14 +123,28 @@ class RemoteClient:
 
     async def export_memory(self) -> AsyncIterator[bytes]:
         """Everything kept about the user, as JSON Lines in pieces."""
-        try:
-            async with self._http.get("/v1/memory/export") as reply:
-                if reply.status != 200:
-                    raise _refused(reply.status, await reply.read())
-                async for data in reply.content.iter_any():
-                    yield data
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise self._lost(error) from error
+        async for data in self._pieces("/v1/memory/export"):
+            yield data
+
+    async def content(self, file_id: str) -> AsyncIterator[bytes]:
+        """A file's bytes, in pieces. Raises `NotFound`."""
+        async for data in self._pieces(f"/v1/files/{file_id}/content?format=raw"):
+            yield data
+
+    async def create_batch(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._json("POST", "/v1/batches", data=aiohttp.JsonPayload(dict(wanted)))
+
+    async def batch(self, batch_id: str) -> dict[str, Any]:
+        """Raises `NotFound`."""
+        return await self._json("GET", f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}")
+
+    async def batches(self, limit: int) -> dict[str, Any]:
+        """The newest first."""
+        return await self._json("GET", f"/v1/batches?limit={limit}")
+
+    async def cancel_batch(self, batch_id: str) -> dict[str, Any]:
+        """Raises `NotFound`, and `Conflict` for one that has ended."""
+        return await self._json("POST", f"/v1/batches/{urllib.parse.quote(batch_id, safe='')}/cancel")
 
     async def forget_everything(self) -> None:
         """All documents and sessions of this key's tenant."""
@@ -171,6 +185,16 @@ class RemoteClient:
 
     async def close(self) -> None:
         await self._http.close()
+
+    async def _pieces(self, path: str) -> AsyncIterator[bytes]:
+        try:
+            async with self._http.get(path) as reply:
+                if reply.status != 200:
+                    raise _refused(reply.status, await reply.read())
+                async for data in reply.content.iter_any():
+                    yield data
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise self._lost(error) from error
 
     async def _json(
         self, method: str, path: str, data: aiohttp.FormData | aiohttp.JsonPayload | None = None

@@ -28,7 +28,8 @@ SETTINGS = {"PERILUNE_MEMORY__EMBEDDER": "off", "PERILUNE_RUNTIME__CACHE_WARMUP"
 
 
 def line(number: int, text: str, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    short = {"role": "system", "content": "."}  # the template's own is longer
+    asked: dict[str, Any] = {"messages": [short, {"role": "user", "content": text}], "max_tokens": 1}
     if url == "/v1/responses":
         asked = {"input": text, "max_output_tokens": 16}
     elif url == "/v1/completions":
@@ -155,6 +156,37 @@ def test_every_endpoint_and_what_is_wrong_with_lines(server: Server) -> None:
         "failed",
         "duplicate_custom_id",
     )
+
+
+def test_the_command_line(server: Server, tmp_path: Path) -> None:
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [line(number, f"Say {number}.") for number in range(5)]
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    done = server.cli("batch", "run", str(file), "-o", str(output))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "completed: 5 of 5" in done.stderr
+    answered = [json.loads(each) for each in output.read_text().splitlines()]
+    assert [row["custom_id"] for row in answered] == [each["custom_id"] for each in lines]
+    lines[1]["body"]["model"] = "no-such-model"
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    done = server.cli("batch", "run", str(file), "--errors", str(tmp_path / "failed.jsonl"))
+    assert (done.returncode, len(done.stdout.splitlines())) == (1, 4)
+    assert json.loads((tmp_path / "failed.jsonl").read_text())["custom_id"] == "line-1"
+    detached = server.cli("batch", "run", str(file), "--detach")
+    batch_id = detached.stdout.strip()
+    fetched = server.cli("batch", "fetch", batch_id, "--json", "--errors", str(tmp_path / "again.jsonl"))
+    assert (fetched.returncode, json.loads(fetched.stdout)["id"]) == (1, batch_id)
+    listed = json.loads(server.cli("batch", "list", "--json").stdout)
+    assert listed[0]["id"] == batch_id
+    assert batch_id in server.cli("batch", "list").stdout
+    late = server.cli("batch", "cancel", batch_id)
+    assert late.returncode == 1
+    assert "can't be cancelled" in late.stderr
+    file.write_text(json.dumps(lines[0]) + "\n{\n")
+    wrong = server.cli("batch", "run", str(file))
+    assert wrong.returncode == 1
+    assert "line 2" in wrong.stderr
 
 
 def test_file_extract_gives_the_text_that_was_read(server: Server) -> None:
