@@ -15,6 +15,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from perilune.api.batch_lines import BATCH_ENDPOINTS
 from perilune.core import ServiceClass
 from perilune.errors import EngineBusy, InternalError, QuotaExceeded, RateLimited
 from perilune.service.batch import runner
@@ -119,7 +120,7 @@ async def test_other_endpoints_go_through_the_same_seam(serve: Serve, tmp_path: 
     """Whatever endpoint is registered answers lines, as batch work: a new dialect needs nothing else."""
     async with running(serve, tmp_path) as (server, stored):
         endpoints = stored.service.batches._runner.endpoints
-        assert {CHAT, "/v1/responses"} <= endpoints
+        assert endpoints == set(BATCH_ENDPOINTS)
         for endpoint in sorted(endpoints - {"/v1/embeddings"}):
             messages = line(0)["body"]["messages"]
             asked = {CHAT: {"messages": messages}, "/v1/responses": {"input": "Hi"}}.get(endpoint, {"prompt": "Hi"})
