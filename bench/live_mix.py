@@ -3,10 +3,10 @@
     python -m bench.live_mix [--quick] [--json FILE]
 
 One server a policy, the same engine and settings (`scheduler.policy`), one after the other, the same requests at
-the same times: `mix(SEED)`, a function of a seed that was committed before either policy was run. P0 is in time when
-its first token comes within 5 s of when it was due to be sent, P1 within 30 s. The simulator plays the same requests
-with the machine that `bench.simulator --record` fitted, where there is one (`simulated_*`), to see whether it orders the
-policies as the server does.
+the same times: `mix(SEED)`, a function of a seed that was committed before either policy was run. P0 is in time
+when its first token comes within 5 s of when it was due to be sent, P1 within 30 s. The simulator plays the same
+requests with the machine that `bench.simulator --record` fitted, where there is one (`simulated_*`), to see whether
+it orders the policies as the server does.
 """
 
 from __future__ import annotations

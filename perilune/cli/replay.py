@@ -2,7 +2,7 @@
 the server does. What it prints was measured.
 
 Knows traces and OpenAI's chat dialect from the client's side; nothing of the server. Prompts are made of words,
-about one token each; equal `hash_ids` make equal beginnings, so that what a trace lets be reused can be reused here.
+about one token each; equal `hash_ids` make equal beginnings, so that what a trace lets be reused can be reused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from perilune.core import ServiceClass
 from perilune.engine.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, read_trace
 from perilune.errors import Unreachable
 
-WORDS = tuple(
-    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which"  # noqa: SIM905
-    " one you were all her she there would their we him been has when who will no more if out so up said what its"
-    " about than into them can only other time new some could these two may first then do any like my now over".split()
-)
+_WORDS = """
+the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
+you were all her she there would their we him been has when who will no more if out so up said what its about than
+into them can only other time new some could these two may first then do any like my now over such
+"""
 _TIERS = {ServiceClass.P0_INTERACTIVE: "default", ServiceClass.P1_DOCUMENT: "flex", ServiceClass.P2_BATCH: "batch"}
 
 
@@ -81,9 +81,9 @@ def prompt_of(request: TraceRequest, number: int, block_words: int = MOONCAKE_BL
     """About as many words as the request has tokens."""
     words: list[str] = []
     for name in request.hash_ids:
-        words += random.Random(f"block {name}").choices(WORDS, k=block_words)
+        words += random.Random(f"block {name}").choices(_WORDS.split(), k=block_words)
     own = random.Random(f"request {number} {request.arrival_s}")
-    words += own.choices(WORDS, k=max(4, request.prompt_tokens - len(words)))
+    words += own.choices(_WORDS.split(), k=max(4, request.prompt_tokens - len(words)))
     return " ".join(words[: max(4, request.prompt_tokens)])
 
 
