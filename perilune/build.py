@@ -264,7 +264,7 @@ def _wire(
         predictor,
         segment_store=segments,
         tier_policy=_tier_policy(settings),
-        policy=_scheduling(settings.scheduler),
+        policy=_scheduling(settings.scheduler, telemetry),
     )
     closers.callback(engine.close)
     model = served_model(settings, files, loaded)
@@ -625,14 +625,29 @@ def _tier_policy(settings: Settings) -> TierPolicy:
     return TierPolicy(warm_tokens, named, attention.adaptive_window, attention.debug)
 
 
-def _scheduling(settings: SchedulerSettings) -> SchedulingPolicy:
+def _scheduling(settings: SchedulerSettings, telemetry: Telemetry) -> SchedulingPolicy:
+    from perilune.engine.trial import Trial
+
+    acting = settings.experiment or (settings.policy,)
+    if settings.experiment and settings.shadow:
+        raise ConfigError(
+            "scheduler.shadow and scheduler.experiment can't both be set.", hint="Compare first, then let them act."
+        )
+    names = dict.fromkeys((*acting, *settings.shadow))
+    if len(names) == 1:
+        return _policy(acting[0], settings)
+    slot_s = settings.experiment_slot if settings.experiment else None
+    return Trial({name: _policy(name, settings) for name in names}, telemetry, time.monotonic, slot_s)
+
+
+def _policy(name: str, settings: SchedulerSettings) -> SchedulingPolicy:
     from perilune.engine import deadlines, scheduling
 
-    if settings.policy == "fcfs":
+    if name == "fcfs":
         return scheduling.FirstComeFirstServed()
-    if settings.policy == "edf":
+    if name == "edf":
         return scheduling.EarliestDeadlineFirst()
-    if settings.policy == "static":
+    if name == "static":
         return scheduling.StaticPriority(settings.kv_reserve)
     return deadlines.DeadlinePolicy(
         deadlines.DeadlineSettings(

@@ -193,8 +193,21 @@ class ServerSettings(Block):
     web: bool = Field(True, description="Serve the web chat under /. The page needs no key; what it asks does.")
 
 
+def parse_json(value: object) -> object:
+    """A list or mapping from JSON, as the environment writes it."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("the value is no JSON") from None
+    return value
+
+
+SchedulerPolicy = Literal["deadline", "static", "edf", "fcfs"]
+
+
 class SchedulerSettings(Block):
-    policy: Literal["deadline", "static", "edf", "fcfs"] = Field(
+    policy: SchedulerPolicy = Field(
         "deadline",
         description="Who comes first in the engine: deadline (classes, then as many first tokens in time as can "
         "be, fair between tenants), static (classes only), edf (earliest deadline) or fcfs (order of arrival).",
@@ -210,6 +223,15 @@ class SchedulerSettings(Block):
     tenant_kv_share: float = Field(
         0.7, gt=0, le=1, description="Share of the KV blocks that one tenant may hold while others are there."
     )
+    shadow: Annotated[tuple[SchedulerPolicy, ...], BeforeValidator(parse_json)] = Field(
+        (), description="Policies that are computed beside it on live requests and compared, never acted on."
+    )
+    experiment: Annotated[tuple[SchedulerPolicy, ...], BeforeValidator(parse_json)] = Field(
+        (),
+        description="Policies that act in turns, each request counted under the one that acted when it came; "
+        "none: policy acts.",
+    )
+    experiment_slot: float = Field(60.0, gt=0, description="Seconds that each acts at a time.")
     tenant_lead: float = Field(
         1.0,
         gt=0,
@@ -320,16 +342,6 @@ class BackendSettings(Block):
     continues: bool = Field(
         False, description="It takes continue_final_message, so answers can go on there (vLLM)."
     )
-
-
-def parse_json(value: object) -> object:
-    """A list or mapping from JSON, as the environment writes it."""
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError("the value is no JSON") from None
-    return value
 
 
 class RoutingSettings(Block):

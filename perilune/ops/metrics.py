@@ -91,6 +91,31 @@ TABLE: tuple[Metric, ...] = (
         (),
         _RATIOS,
     ),
+    Metric(
+        "scheduler_arm_ttft_seconds",
+        "histogram",
+        "Arrival to first token where policies are compared, by the policy that acted when the request came.",
+        ("arm", "service_class"),
+        _SECONDS,
+    ),
+    Metric(
+        "scheduler_arm_requests",
+        "counter",
+        "The same requests by outcome: in_time, late, none (it ended without a token).",
+        ("outcome", "arm", "service_class"),
+    ),
+    Metric(
+        "scheduler_shadow",
+        "counter",
+        "Decisions by whether a shadow would take the same request first: same, other.",
+        ("shadow", "first"),
+    ),
+    Metric(
+        "scheduler_shadow_left_out",
+        "counter",
+        "Requests that only the shadow, or only the acting policy, would not run now.",
+        ("by", "shadow"),
+    ),
     Metric("ttft_predictions", "counter", "First tokens by whether the predicted p90 held: yes, no.", ("held",)),
     # Tokens
     Metric("prompt_tokens", "counter", "Prompt tokens of completed answers.", aliases=("vllm:prompt_tokens",)),
