@@ -43,7 +43,7 @@ class GrammarTrial:
         self._lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Return where it can be compiled here. Raises `CannotFollow`, and `Overloaded` where others are in turn."""
+        """Return where it can be compiled here. Raises `CannotFollow`; `Overloaded` after `wait_s` in the queue."""
         end_s = time.monotonic() + self._wait_s
         name = hashlib.sha256(f"{grammar.kind.value} {grammar.source}".encode()).digest()
         if not self._lock.acquire(timeout=self._wait_s):
@@ -79,7 +79,9 @@ class GrammarTrial:
 
     def _started(self) -> subprocess.Popen[bytes]:
         kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=kept)
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=kept
+        )
         words = self._words
         told = {
             "tokens": [base64.b64encode(token).decode() for token in words.tokens],

@@ -1,4 +1,4 @@
-"""The process that compiles a grammar first, so that one that wants minutes or gigabytes ends it and not the server.
+"""The process that compiles a grammar first: one that wants minutes or gigabytes ends it, and not the server.
 
 Reads JSON lines from stdin, the vocabulary and then grammars, and answers each with one on stdout, until stdin
 ends. Started by grammar_trial.py. Each grammar may take `CPU_S` seconds and the whole process `MEMORY_BYTES`; what
