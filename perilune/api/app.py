@@ -25,7 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perilune.api import errors
+from perilune.api import errors, openapi
 from perilune.api.auth import OPEN_PATHS, Authentication, LocalOnly, check_bind, is_loopback
 from perilune.api.batch_lines import EndpointLines
 from perilune.api.batches import Batches
@@ -199,6 +199,7 @@ def _running(service: ServiceApi, metrics: PrometheusSink) -> list[Route]:
         Route("/health", health.health),
         Route("/ready", health.ready),
         Route("/version", health.version),
+        Route(openapi.PATH, openapi.openapi),
         Route("/metrics", health.metrics),
     ]
 

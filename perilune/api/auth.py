@@ -17,7 +17,7 @@ from perilune.errors import ConfigError, Forbidden, Unauthenticated
 from perilune.memory.audit import acting
 from perilune.service.ports import Caller, ServiceApi
 
-OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/version", "/openapi.json"})
 ADMIN_PATHS = frozenset({"/metrics", "/v1/kv/health", "/v1/kv/attention_debug", "/v1/backends"})
 """What tells of the whole machine, and so of other tenants' load."""
 

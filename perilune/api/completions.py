@@ -72,7 +72,7 @@ class WireCompletion(Wire):
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
-    stop: Annotated[Stops | None, BeforeValidator(as_list)] = None
+    stop: Annotated[Stops | None, BeforeValidator(as_list, json_schema_input_type=str | Stops | None)] = None
     seed: int | None = Field(None, ge=-_INT64 - 1, le=_INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)

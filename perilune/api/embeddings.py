@@ -39,7 +39,7 @@ class WireEmbedding(Wire):
     differently."""
 
     model: ModelName
-    input: Annotated[Texts, BeforeValidator(as_list)]
+    input: Annotated[Texts, BeforeValidator(as_list, json_schema_input_type=str | Texts)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1)
     input_type: Literal["query", "passage"] | None = None

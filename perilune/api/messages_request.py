@@ -71,7 +71,11 @@ class WireBlock(Wire):
     content: Blocks | None = None
 
 
-Blocks = Annotated[list[WireBlock], BeforeValidator(_as_blocks), Field(max_length=MAX_PARTS)]
+Blocks = Annotated[
+    list[WireBlock],
+    BeforeValidator(_as_blocks, json_schema_input_type=str | list[WireBlock]),
+    Field(max_length=MAX_PARTS),
+]
 
 
 class WireMessage(Wire):

@@ -91,7 +91,7 @@ class RatingRoutes:
         found = await self._kept.export(caller_of(request.scope).tenant)
         headers = {"content-disposition": 'attachment; filename="feedback.jsonl"'}
         return StreamingResponse(
-            iterate_in_threadpool(_lines(found)), media_type="application/x-ndjson", headers=headers
+            iterate_in_threadpool(_lines(found)), media_type="application/jsonl", headers=headers
         )
 
 

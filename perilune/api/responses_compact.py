@@ -45,7 +45,9 @@ class WireCompactBody(Wire):
     """The body of POST /v1/responses/compact."""
 
     model: ModelName
-    input: Annotated[list[WireItem] | None, BeforeValidator(as_items)] = None
+    input: Annotated[
+        list[WireItem] | None, BeforeValidator(as_items, json_schema_input_type=str | list[WireItem] | None)
+    ] = None
     instructions: str | None = None
     previous_response_id: ConversationId | None = None
 

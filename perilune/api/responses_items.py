@@ -46,7 +46,11 @@ class WirePart(Wire):
     refusal: str | None = None
 
 
-Parts = Annotated[list[WirePart], BeforeValidator(_as_parts), Field(max_length=MAX_PARTS)]
+Parts = Annotated[
+    list[WirePart],
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[WirePart]),
+    Field(max_length=MAX_PARTS),
+]
 
 
 class WireItem(Wire):

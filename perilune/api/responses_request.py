@@ -114,7 +114,9 @@ class WireResponse(Wire):
     """The body of POST /v1/responses."""
 
     model: str = Field(min_length=1, max_length=256)
-    input: Annotated[list[WireItem], BeforeValidator(as_items), Field(min_length=1)]
+    input: Annotated[
+        list[WireItem], BeforeValidator(as_items, json_schema_input_type=str | list[WireItem]), Field(min_length=1)
+    ]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2)

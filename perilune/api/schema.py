@@ -92,7 +92,11 @@ class WirePart(Wire):
     file_id: str | None = Field(None, max_length=128)
 
 
-Parts = Annotated[list[WirePart], BeforeValidator(_as_parts), Field(min_length=1, max_length=MAX_PARTS)]
+Parts = Annotated[
+    list[WirePart],
+    BeforeValidator(_as_parts, json_schema_input_type=str | list[WirePart]),
+    Field(min_length=1, max_length=MAX_PARTS),
+]
 
 
 class WireMessage(Wire):
@@ -155,7 +159,7 @@ class WireChat(Wire):
     max_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_OUTPUT_TOKENS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    stop: Annotated[Stops | None, BeforeValidator(as_list)] = None
+    stop: Annotated[Stops | None, BeforeValidator(as_list, json_schema_input_type=str | Stops | None)] = None
     seed: int | None = Field(None, ge=-_INT64 - 1, le=_INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)

@@ -152,7 +152,11 @@ def _as_list(value: object) -> object:
 class WireSearch(Wire):
     """The body of POST …/search."""
 
-    query: Annotated[list[Query], BeforeValidator(_as_list), Field(min_length=1, max_length=MAX_QUERIES)]
+    query: Annotated[
+        list[Query],
+        BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+        Field(min_length=1, max_length=MAX_QUERIES),
+    ]
     filters: WireFilter | None = None
     max_num_results: int = Field(10, ge=1, le=MAX_RESULTS)
     ranking_options: WireRanking | None = None

@@ -57,7 +57,7 @@ async def test_rated_read_listed_exported_deleted(serve: Serve, service: FakeSer
         search = await server.http.post("/v1/memory/search", json={"query": ASKED}, **as_("a"))
         assert (await search.json())["data"][0]["turn"] == 1
         exported = await server.http.get(f"{PATH}/export", **as_("r"))
-        assert exported.content_type == "application/x-ndjson"
+        assert exported.content_type == "application/jsonl"
         text = {"question": ASKED, "answer": SAID, "model": "smol", "citations": []}
         assert [json.loads(line) for line in (await exported.text()).splitlines()] == [
             made | text | {"expected": "The violin is in the attic."}
