@@ -27,7 +27,7 @@ interface Props {
 
 export function Answer({ entry, question, thread, isLast }: Props) {
   const live = entry.live.value;
-  const origin: Origin = { question: question?.text.value ?? "", answerId: entry.answerId.value, session: thread.session };
+  const origin: Origin = { question: question?.text.value ?? "", answer: entry.text.value, answerId: entry.answerId.value, session: thread.session };
   return (
     <article class={styles["answer"]} aria-busy={live !== null}>
       <HiddenText>{t("perilune.said")}</HiddenText>

@@ -101,7 +101,7 @@ function Details({ report, usage }: { report: Report; usage: Usage | null }) {
           {t("card.tiers", { ram: count(tokens.cached.ram), disk: count(tokens.cached.disk) })}
         </Row>
       )}
-      {report.confidence != null && <Row name={t("card.confidence")}>{t("card.confidence.value", { share: percent(report.confidence) })}</Row>}
+      {report.confidence != null && report.plan === "refined" && <Row name={t("card.confidence")}>{t("card.confidence.value", { share: percent(report.confidence) })}</Row>}
       {report.model && (
         <Row name={t("card.model")}>
           {report.model}

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 import { isTurnCitation, type Citation } from "../api/types";
 import { Icon } from "../design/Icon";
+import { excerptOf } from "./excerpt";
 import { openCitation, type Origin } from "../state/panel";
 import { count, moment, t } from "../text";
 import styles from "./card.module.css";
@@ -36,7 +37,6 @@ function Source({ citation, number, origin }: { citation: Citation; number: numb
     ? t("source.turn", { n: citation.turn, when: citation.at === null ? "" : moment(citation.at) })
     : t("source.page", { name: citation.filename, n: count(citation.page) });
   if (citation.gone) return <span class={styles["source"]}>{t("source.gone")}</span>;
-  const quote = citation.quote.replace(/\s+/g, " ").trim();
   return (
     <button type="button" class={styles["source"]} onClick={() => openCitation(citation, origin)}>
       <span class={styles["place"]}>
@@ -44,7 +44,19 @@ function Source({ citation, number, origin }: { citation: Citation; number: numb
         <Icon name={isTurnCitation(citation) ? "turn" : "page"} size={15} />
         <span class={styles["placeName"]}>{place}</span>
       </span>
-      <span class={styles["quote"]}>{quote.length > QUOTE_CHARS ? `${quote.slice(0, QUOTE_CHARS)}…` : quote}</span>
+      <Quote citation={citation} origin={origin} />
     </button>
+  );
+}
+
+/** The sentence that answers stands out from the passage that was read. */
+function Quote({ citation, origin }: { citation: Citation; origin: Origin }) {
+  const { before, marked, after } = excerptOf(citation.quote, origin.question, origin.answer, QUOTE_CHARS);
+  return (
+    <span class={styles["quote"]}>
+      {before}
+      {marked && <mark>{marked}</mark>}
+      {after}
+    </span>
   );
 }

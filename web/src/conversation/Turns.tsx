@@ -22,6 +22,7 @@ export function Turns({ thread, turn }: { thread: Thread; turn: number | null })
   const content = useRef<HTMLOListElement>(null);
   const [away, setAway] = useState(false);
   const atEnd = useRef(turn === null);
+  const lastTop = useRef(0);
   const nearness = useMemo(() => new Nearness(scroller), []);
   useEffect(() => () => nearness.close(), []);
 
@@ -57,7 +58,10 @@ export function Turns({ thread, turn }: { thread: Thread; turn: number | null })
   const onScroll = () => {
     const box = scroller.current;
     if (!box) return;
-    atEnd.current = box.scrollHeight - box.scrollTop - box.clientHeight < AT_END_PX;
+    const near = box.scrollHeight - box.scrollTop - box.clientHeight < AT_END_PX;
+    // Only somebody who scrolls up leaves the end; what grows below doesn't move them.
+    if (near || box.scrollTop < lastTop.current - 1) atEnd.current = near;
+    lastTop.current = box.scrollTop;
     setAway(!atEnd.current);
   };
   return (

@@ -37,8 +37,8 @@ export function formulaAt(text: string, start: number): { tex: string; display: 
 function inlineRule(state: StateInline, silent: boolean): boolean {
   const code = state.src.charCodeAt(state.pos);
   if (code !== DOLLAR && code !== BACKSLASH) return false;
-  const found = formulaAt(state.src.slice(0, state.posMax), state.pos);
-  if (!found) return false;
+  const found = formulaAt(state.src, state.pos);
+  if (!found || found.end > state.posMax) return false;
   if (!silent) {
     const token = state.push("formula", "", 0);
     token.content = found.tex;

@@ -8,6 +8,8 @@ import { formulas } from "./math";
 /** A longer block isn't parsed: no model writes one, and pathological text could hold the page up. */
 export const MAX_BLOCK_CHARS = 16_384;
 
+const MAX_DEPTH = 60;
+
 export interface Leaf {
   kind: "text" | "code" | "fence" | "formula" | "break" | "rule";
   text: string;
@@ -51,8 +53,9 @@ function addAll(tokens: readonly Token[], root: Branch): void {
     } else if (token.nesting > 0) {
       if (token.hidden) continue; // the paragraph of a tight list's item
       const branch: Branch = { kind: "branch", tag: token.tag, detail: detailOf(token), children: [] };
-      inside.children.push(branch);
-      open.push(branch);
+      const tooDeep = open.length > MAX_DEPTH; // thousands of nested emphases: what is inside goes into the outer one
+      if (!tooDeep) inside.children.push(branch);
+      open.push(tooDeep ? inside : branch);
     } else if (token.type === "inline") {
       addAll(token.children ?? [], inside);
     } else if (token.type === "image") {
@@ -108,23 +111,26 @@ export class Blocks {
 
   add(text: string): void {
     this.last += text;
-    let cut = this.border();
-    while (cut > 0) {
-      this.settled.push(this.last.slice(0, cut));
-      this.last = this.last.slice(cut);
-      cut = this.last.length > MAX_BLOCK_CHARS ? this.border() : 0;
+    for (let borders = this.borders(); borders.length > 0; borders = this.last.length > MAX_BLOCK_CHARS ? this.borders() : []) {
+      let from = 0;
+      for (const to of borders) {
+        this.settled.push(this.last.slice(from, to));
+        from = to;
+      }
+      this.last = this.last.slice(from);
     }
   }
 
-  /** Where the last top-level block of `last` begins, or where it must be cut; 0 when it is one block. */
-  private border(): number {
-    if (this.last.length > 4 * MAX_BLOCK_CHARS) return cutBefore(this.last, 4 * MAX_BLOCK_CHARS);
-    if (this.last.length > MAX_BLOCK_CHARS && !this.last.includes("\n")) return 0;
+  /** Where the top-level blocks of `last` begin, without the first; or where one that is too large must be cut. */
+  private borders(): number[] {
+    if (this.last.length > 4 * MAX_BLOCK_CHARS) return [cutBefore(this.last, 4 * MAX_BLOCK_CHARS)];
+    if (this.last.length > MAX_BLOCK_CHARS && !this.last.includes("\n")) return [];
     const tokens: Token[] = [];
     parser.block.parse(normalised(this.last), parser, {}, tokens);
-    const starts = tokens.filter((token) => token.level === 0 && token.nesting >= 0 && token.map !== null && token.type !== "inline");
-    const line = starts.at(-1)?.map?.[0] ?? 0;
-    return starts.length > 1 ? offsetOfLine(this.last, line) : 0;
+    const lines = tokens
+      .filter((token) => token.level === 0 && token.nesting >= 0 && token.map !== null && token.type !== "inline")
+      .map((token) => token.map?.[0] ?? 0);
+    return offsetsOfLines(this.last, lines.slice(1));
   }
 }
 
@@ -133,15 +139,16 @@ function normalised(text: string): string {
   return text.replaceAll("\0", "\uFFFD").replace(/\r\n?/g, "\n");
 }
 
-function offsetOfLine(text: string, line: number): number {
-  let at = 0;
+/** Where lines begin; `lines` ascend. */
+function offsetsOfLines(text: string, lines: readonly number[]): number[] {
+  const offsets: number[] = [];
   const ends = /\r\n?|\n/g;
-  for (let count = 0; count < line; count++) {
-    const found = ends.exec(text);
-    if (!found) return 0;
-    at = found.index + found[0].length;
+  let line = 0;
+  for (let found = ends.exec(text); found && offsets.length < lines.length; found = ends.exec(text)) {
+    line++;
+    if (line === lines[offsets.length]) offsets.push(found.index + found[0].length);
   }
-  return at;
+  return offsets;
 }
 
 /** A place at or before `limit` that doesn't tear a line (or, in a line without end, a character). */
@@ -152,9 +159,13 @@ function cutBefore(text: string, limit: number): number {
   return code >= 0xd800 && code < 0xdc00 ? limit - 1 : limit;
 }
 
+/** A longer text is split so far; what is behind stays in one piece, to be shown on demand. */
+const MAX_SPLIT_CHARS = 256 * 1024;
+
 /** The blocks of a whole text. */
 export function blocksOf(text: string): string[] {
+  const split = text.length > MAX_SPLIT_CHARS ? cutBefore(text, MAX_SPLIT_CHARS) : text.length;
   const blocks = new Blocks();
-  for (let at = 0; at < text.length; at += 2 * MAX_BLOCK_CHARS) blocks.add(text.slice(at, at + 2 * MAX_BLOCK_CHARS));
-  return blocks.last === "" ? blocks.settled : [...blocks.settled, blocks.last];
+  for (let at = 0; at < split; at += 2 * MAX_BLOCK_CHARS) blocks.add(text.slice(at, Math.min(split, at + 2 * MAX_BLOCK_CHARS)));
+  return [...blocks.settled, blocks.last, text.slice(split)].filter((each) => each !== "");
 }

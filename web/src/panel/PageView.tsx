@@ -4,11 +4,12 @@ import { pageImage, readPage } from "../api/files";
 import { giveFeedback } from "../api/memory";
 import type { FilePage } from "../api/types";
 import { Button, Failure, IconButton, Spinner } from "../design/controls";
+import { answeringSentence } from "../conversation/excerpt";
 import { piecesOf as chunksOf } from "../markdown/Long";
 import { announce } from "../state/announcer";
 import { attachKnown } from "../state/documents";
 import { attempt } from "../state/attempt";
-import { openPanel, type Panel } from "../state/panel";
+import { openPanel, type Origin, type Panel } from "../state/panel";
 import { count, t } from "../text";
 import { piecesOf, pointAt, type Pieces } from "./marked";
 import styles from "./panel.module.css";
@@ -103,7 +104,7 @@ function PageText({ page, shown }: { page: FilePage; shown: Shown }) {
   return (
     <>
       <div ref={text} class={styles["body"]} tabIndex={0} role="region" aria-label={t("page.text", { n: page.page })} dir="auto">
-        {page.text.trim() === "" ? <p class={styles["empty"]}>{t("page.empty")}</p> : <MarkedText pieces={pieces} mark={mark} />}
+        {page.text.trim() === "" ? <p class={styles["empty"]}>{t("page.empty")}</p> : <MarkedText pieces={pieces} mark={mark} origin={shown.origin} />}
       </div>
       {shown.origin && <BetterPlace shown={shown} selected={selected} />}
     </>
@@ -111,14 +112,27 @@ function PageText({ page, shown }: { page: FilePage; shown: Shown }) {
 }
 
 /** Large pages in pieces, laid out as they are seen. */
-export function MarkedText({ pieces, mark }: { pieces: Pieces; mark: preact.RefObject<HTMLElement | null> }) {
+export function MarkedText({ pieces, mark, origin }: { pieces: Pieces; mark: preact.RefObject<HTMLElement | null>; origin: Origin | null }) {
   const plain = (text: string) => (text.length < 20_000 ? text : chunksOf(text).map((each, index) => <span key={index} class={styles["chunk"]}>{each}</span>));
   return (
     <>
       {plain(pieces.before)}
-      {pieces.marked && <mark ref={mark}>{pieces.marked}</mark>}
+      {pieces.marked && <Passage text={pieces.marked} mark={mark} origin={origin} />}
       {plain(pieces.after)}
     </>
+  );
+}
+
+/** The cited passage, and in it the sentence that answers. */
+function Passage({ text, mark, origin }: { text: string; mark: preact.RefObject<HTMLElement | null>; origin: Origin | null }) {
+  const span = origin ? answeringSentence(text, origin.question, origin.answer) : null;
+  if (!span || (span.start === 0 && span.end === text.length)) return <mark ref={mark}>{text}</mark>;
+  return (
+    <span class={styles["passage"]}>
+      {text.slice(0, span.start)}
+      <mark ref={mark}>{text.slice(span.start, span.end)}</mark>
+      {text.slice(span.end)}
+    </span>
   );
 }
 

@@ -37,7 +37,7 @@ export function TurnView({ shown }: { shown: Shown }) {
         </span>
       </p>
       <div class={styles["body"]} tabIndex={0} role="region" aria-label={t("panel.turn")} dir="auto">
-        <MarkedText pieces={quoteIn(turn.text, shown.quote)} mark={mark} />
+        <MarkedText pieces={quoteIn(turn.text, shown.quote)} mark={mark} origin={shown.origin} />
       </div>
       <div class={styles["better"]}>
         <Button onClick={open}>{t("turn.open")}</Button>

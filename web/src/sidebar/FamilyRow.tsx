@@ -22,7 +22,7 @@ export function FamilyRow({ family, onOpen }: { family: Family; onOpen: () => vo
           <IconButton
             icon="branch"
             size={15}
-            label={t("branches", { n: count(branches) })}
+            label={t("branches", { n: count(family.members.length) })}
             expanded={open}
             onClick={() => setOpen(!open)}
           />

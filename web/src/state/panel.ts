@@ -5,6 +5,7 @@ import type { Citation } from "../api/types";
 /** Which question and answer led there: a better place that is marked in the panel is told to the server with them. */
 export interface Origin {
   question: string;
+  answer: string;
   answerId: string | null;
   session: string;
 }

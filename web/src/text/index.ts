@@ -21,12 +21,6 @@ export function hasText(key: string): key is Key {
   return key in en;
 }
 
-/** `key.one` or `key.other`, by the number. */
-export function many(key: string, n: number): string {
-  const form = `${key}.${language.value === "en" && n === 1 ? "one" : "other"}`;
-  return hasText(form) ? t(form, { n: count(n) }) : form;
-}
-
 /** A number with its thousands set apart. */
 export function count(n: number): string {
   return new Intl.NumberFormat(LOCALES[language.value]).format(n);
