@@ -8,6 +8,7 @@ import { createHash } from "node:crypto";
 import { mkdir, readFile, readdir, rm, writeFile } from "node:fs/promises";
 import path from "node:path";
 import { fileURLToPath } from "node:url";
+import { gzipSync } from "node:zlib";
 import esbuild from "esbuild";
 
 const HERE = path.dirname(fileURLToPath(import.meta.url));
@@ -117,4 +118,17 @@ function stylesOf(page) {
   return path.basename(output.cssBundle);
 }
 
+const PACKED = /\.(js|css)$/;
+const SMALL_BYTES = 1024;
+
+/** X.gz beside X, which the server sends to browsers that take it. */
+async function pack() {
+  const folder = path.join(OUT, "assets");
+  for (const name of (await readdir(folder)).filter((each) => PACKED.test(each))) {
+    const data = await readFile(path.join(folder, name));
+    if (data.length > SMALL_BYTES) await writeFile(path.join(folder, `${name}.gz`), gzipSync(data, { level: 9 }));
+  }
+}
+
 await main();
+await pack();

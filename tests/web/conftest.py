@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from tests.e2e.conftest import Server, new_home, serving
+from tests.web.packages import ROOT, npm_packages
 from tests.web.script import ScriptedServer
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOTS = ROOT / "build" / "screenshots"
 WAIT_MS = 30_000  # two busy cores take their time
 DESK = {"width": 1360, "height": 860}
@@ -59,13 +59,11 @@ class Desk:
 
     def open(self, hash_: str = "") -> None:
         self.page.goto(f"{self.url}/{hash_}")
-        self.page.get_by_label("Your question").or_(self.page.get_by_label("你的问题")).wait_for()
+        self.page.locator("main").wait_for()
 
     def ask(self, question: str) -> None:
-        field_ = self.page.locator("#question")
-        field_.fill(question)
-        self.page.locator("button[type=submit]:not([disabled])").first.wait_for()
-        field_.press("Enter")
+        self.page.locator("#question").fill(question)
+        self.page.locator("main form button[type=submit]").last.click()  # waits until it can be pressed
 
     def answered(self, nth: int = 1) -> None:
         """Wait until `nth` answers are complete."""
@@ -89,7 +87,7 @@ class Desk:
 
     def is_accessible(self) -> None:
         """axe finds nothing serious in what is shown."""
-        self.page.evaluate((ROOT / "web/node_modules/axe-core/axe.min.js").read_text())
+        self.page.evaluate((npm_packages() / "axe-core" / "axe.min.js").read_text())
         found = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         serious = [
             f"{each['id']}: {each['help']}: {[node['html'][:160] for node in each['nodes'][:3]]}"

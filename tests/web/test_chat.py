@@ -16,7 +16,7 @@ from reportlab.lib.pagesizes import A4
 from reportlab.pdfgen.canvas import Canvas
 
 from tests.e2e.conftest import Server
-from tests.web.conftest import PHONE, WAIT_MS, Opener
+from tests.web.conftest import PHONE, WAIT_MS, Desk, Opener
 from tests.web.script import MODEL, ScriptedServer
 
 SCRIPTED = {"model": MODEL}
@@ -65,18 +65,44 @@ def test_the_first_run_leads_to_an_answer_with_its_source(desks: Opener, server:
     card.get_by_role("button").first.click()
     expect(card).to_contain_text("read exactly")
     expect(card).to_contain_text("smollm2-135m-instruct")
-    source = page.get_by_role("region", name="Where it is from").get_by_role("button").first
-    expect(source).to_contain_text(f"page {SECRET_PAGE}")
+    source = page.get_by_role("region", name="Where it is from").get_by_role("button", name=f"page {SECRET_PAGE}")
+    expect(source.locator("mark")).to_have_text(SECRET)
     source.click()
     panel = page.get_by_role("complementary", name="Source")
-    expect(panel.locator("mark")).to_contain_text(SECRET)
+    expect(panel.locator("mark")).to_have_text(SECRET)
     expect(panel.locator("mark")).to_be_in_viewport()
     expect(panel.get_by_label("Page", exact=False).first).to_be_visible()
     desk.shot("04-citation")
     desk.is_accessible()
+    mark_a_better_place(desk)
+    panel.get_by_role("button", name="Show the page as a picture").click()
+    expect(panel.get_by_role("img", name=f"Page {SECRET_PAGE} of survey.pdf")).to_be_visible()
+    desk.shot("04-picture")
+    panel.get_by_role("button", name="Next page").click()
+    expect(panel.get_by_role("img", name=f"Page {SECRET_PAGE + 1} of survey.pdf")).to_be_visible()
+    panel.focus()
     page.keyboard.press("Escape")
     expect(panel).to_be_hidden()
     expect(source).to_be_focused()
+
+
+def mark_a_better_place(desk: Desk) -> None:
+    """Select words of the page and tell the server that the answer stands there."""
+    button = desk.page.get_by_role("button", name="Mark as the right place")
+    expect(button).to_be_disabled()
+    desk.page.evaluate(
+        """() => {
+          const page = document.querySelector('aside [role=region]');
+          const text = document.createTreeWalker(page, NodeFilter.SHOW_TEXT);
+          const range = document.createRange();
+          while (text.nextNode().textContent.trim() === '');
+          range.selectNodeContents(text.currentNode);
+          getSelection().removeAllRanges();
+          getSelection().addRange(range);
+        }"""
+    )
+    button.click()
+    expect(desk.page.get_by_text("that place is found first")).to_be_visible()
 
 
 def test_conversations_live_on_the_server(desks: Opener, server: Server, scripted: ScriptedServer) -> None:
@@ -254,6 +280,11 @@ def test_every_look_is_accessible(desks: Opener, server: Server, scripted: Scrip
     desk.page.locator("[data-kind=keyword]").first.wait_for()
     desk.shot(f"10-{look}")
     desk.is_accessible()
+    if look == "phone":
+        desk.page.get_by_role("button", name="Show conversations").click()
+        expect(desk.page.get_by_role("navigation")).to_be_in_viewport()
+        desk.shot("10-phone-sidebar")
+        desk.page.get_by_role("navigation").get_by_role("button", name="Close").click()
     width = desk.page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert width <= 0, f"the page is {width} px too wide"
 
@@ -291,12 +322,35 @@ def test_the_keyboard_is_enough(desks: Opener, server: Server, scripted: Scripte
     assert page.locator("#question").input_value() == "line one\nline two"
     page.keyboard.press("Enter")
     desk.answered()
-    for _ in range(40):  # everything that can be done to an answer is reached by Tab
-        page.keyboard.press("Tab")
+    for _ in range(15):  # what can be done to an answer stands before the field
+        page.keyboard.press("Shift+Tab")
         if page.evaluate("document.activeElement.ariaLabel") == "Answer again":
             break
     else:
         pytest.fail("Tab doesn't reach the buttons of an answer")
+
+
+def test_documents_come_by_drop_and_by_paste(desks: Opener, server: Server) -> None:
+    desk = desks(server.url)
+    for event, target, name in (("drop", "main", "dropped.txt"), ("paste", "#question", "pasted.txt")):
+        desk.page.evaluate(
+            """([event, target, name]) => {
+              const data = new DataTransfer();
+              data.items.add(new File(['Words of ' + name], name, {type: 'text/plain'}));
+              const options = {bubbles: true, cancelable: true};
+              const made = event === 'drop'
+                ? new DragEvent(event, {...options, dataTransfer: data})
+                : new ClipboardEvent(event, {...options, clipboardData: data});
+              document.querySelector(target).dispatchEvent(made);
+            }""",
+            [event, target, name],
+        )
+        chip = (
+            desk.page.get_by_role("list", name="Attached documents").get_by_role("listitem").filter(has_text=name)
+        )
+        expect(chip).to_contain_text("1 page")
+        chip.get_by_role("button", name=f"Remove {name}").click()
+        expect(chip).to_be_hidden()
 
 
 def test_enter_that_belongs_to_an_input_method_sends_nothing(

@@ -13,10 +13,10 @@ import { followAddress } from "./state/route";
 
 const AGAIN_MS = 2_000;
 
-/** Ask for what the page needs until it is there: the server may just be starting. */
+/** Ask for what the page needs; what fails is shown in the sidebar, and an absent server is tried again. */
 async function load(): Promise<void> {
-  await Promise.all([loadSessions(), models.peek().length === 0 ? loadModels().catch(() => undefined) : undefined]);
-  if (models.peek().length === 0 || !online.peek()) setTimeout(() => void load(), AGAIN_MS);
+  await loadSessions();
+  if (models.peek().length === 0) await loadModels().catch(() => undefined);
 }
 
 applySettings();

@@ -168,7 +168,12 @@ export interface Machine {
   model?: { id?: string; window_tokens?: number; bytes?: number; licence?: string };
   memory?: { total_bytes?: number; free_bytes?: number; model_bytes?: number; kv_bytes?: number };
   cores?: number;
-  rates?: { prefill_tokens_per_s?: number | null; decode_tokens_per_s?: number | null };
+  rates?: {
+    measured?: boolean;
+    prefill_tokens_per_s?: number | null;
+    decode_tokens_per_s?: number | null;
+    tokens_within_deadline?: number | null;
+  };
   fit?: "ok" | "tight" | "too_big";
   warnings?: string[];
   checks?: { name: string; state: "ok" | "warning" | "failed"; detail: string; fix: string | null }[];

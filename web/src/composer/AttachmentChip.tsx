@@ -20,7 +20,7 @@ export function ingestOf(file: FileObject): Stage {
   const { status, pages_total, pages_parsed, tokens } = file.perilune;
   if (file.status === "error") return { words: file.status_details ?? t("file.failed"), share: null, state: "failed" };
   if (file.status === "processed") {
-    const size = pages_total ? t("file.pages", { n: count(pages_total) }) : bytes(file.bytes);
+    const size = pages_total ? t(pages_total === 1 ? "file.page" : "file.pages", { n: count(pages_total) }) : bytes(file.bytes);
     return { words: tokens ? `${size} · ${t("file.tokens", { n: count(tokens) })}` : size, share: 1, state: "ready" };
   }
   if (status === "parsing" && pages_total) {
@@ -38,7 +38,7 @@ export function AttachmentChip({ attachment, onRemove }: { attachment: Attachmen
       <Icon name="page" size={17} />
       <span class={styles["chipText"]}>
         <span class={styles["name"]}>{attachment.name}</span>
-        <span class={styles["stage"]} role={stage.state === "failed" ? "alert" : "status"}>
+        <span class={styles["stage"]} role={stage.state === "failed" ? "alert" : undefined}>
           {stage.words}
         </span>
       </span>

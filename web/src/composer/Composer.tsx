@@ -55,6 +55,7 @@ export function Composer({ answering, onAsk, onStop }: Props) {
   const onKeyDown = (event: KeyboardEvent) => {
     // While an input method composes (Chinese, Japanese), Enter belongs to it; Safari tells by the key code.
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    if (matchMedia("(pointer: coarse)").matches) return; // a phone has no other way to begin a line
     event.preventDefault();
     send();
   };

@@ -1,11 +1,12 @@
 /** An answer: its text as it comes, what goes on meanwhile, where it is from, and what can be done with it. */
-import { useMemo } from "preact/hooks";
+import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { Citation } from "../api/types";
 import { Button, Failure, HiddenText, IconButton, Notice } from "../design/controls";
 import { Copy } from "../design/Copy";
 import { blocksOf } from "../markdown/parse";
 import { Markdown } from "../markdown/Markdown";
 import { answerAnew, ask, branchAt } from "../state/actions";
+import { announce } from "../state/announcer";
 import { attempt } from "../state/attempt";
 import type { Entry, Live } from "../state/entry";
 import type { Origin } from "../state/panel";
@@ -28,6 +29,11 @@ interface Props {
 export function Answer({ entry, question, thread, isLast }: Props) {
   const live = entry.live.value;
   const origin: Origin = { question: question?.text.value ?? "", answer: entry.text.value, answerId: entry.answerId.value, session: thread.session };
+  const wasLive = useRef(false);
+  useEffect(() => {
+    if (wasLive.current && live === null) announce(t("answer.done"));
+    wasLive.current = live !== null;
+  }, [live]);
   return (
     <article class={styles["answer"]} aria-busy={live !== null}>
       <HiddenText>{t("perilune.said")}</HiddenText>

@@ -1,5 +1,6 @@
 /** What goes on while an answer is awaited: the stage, the time left, and whether the server is still there. */
 import { useEffect, useState } from "preact/hooks";
+import { announce } from "../state/announcer";
 import type { Live } from "../state/entry";
 import { count, seconds, t } from "../text";
 import styles from "./conversation.module.css";
@@ -13,9 +14,15 @@ export function Progress({ live }: { live: Live }) {
     const timer = setInterval(() => setNow(performance.now()), TICK_MS);
     return () => clearInterval(timer);
   }, []);
+  const stage = live.stage.value;
+  const state = live.connection.value;
+  useEffect(() => {
+    if (state !== "open") announce(t(`stage.${state}`));
+    else if (stage !== "connecting") announce(t(`stage.${stage}`));
+  }, [stage, state]);
   const begun = live.firstText_s.value !== null;
   const connection = live.connection.value;
-  if (begun && connection === "open") return <span class={styles["caret"]} role="status" aria-label={t("stage.answering")} />;
+  if (begun && connection === "open") return <span class={styles["caret"]} role="img" aria-label={t("stage.answering")} />;
   const spent_s = (now - live.startedAt) / 1000;
   const { words, share } = stageOf(live, now);
   const quiet = now - live.heardAt > QUIET_MS;
@@ -23,7 +30,7 @@ export function Progress({ live }: { live: Live }) {
     <div class={styles["progress"]}>
       <div class={styles["progressLine"]}>
         <span class={styles["beat"]} data-quiet={quiet || connection === "lost"} aria-hidden="true" />
-        <span role="status">{words}</span>
+        <span>{words}</span>
         <span class={styles["spent"]}>{seconds(spent_s)}</span>
       </div>
       {share !== null && <progress class={styles["progressBar"]} value={share} max={1} aria-label={words} />}

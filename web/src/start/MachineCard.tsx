@@ -50,6 +50,10 @@ function factsOf(known: Machine): [string, string][] {
     ],
     [t("machine.cores"), cores ? count(cores) : null],
     [t("machine.reads"), rates?.prefill_tokens_per_s ? t("machine.rate", { n: count(Math.round(rates.prefill_tokens_per_s)) }) : null],
+    [
+      t("machine.indeadline"),
+      rates?.tokens_within_deadline ? t("file.tokens", { n: count(Math.round(rates.tokens_within_deadline)) }) : null,
+    ],
     [t("machine.writes"), rates?.decode_tokens_per_s ? t("machine.rate", { n: count(Math.round(rates.decode_tokens_per_s)) }) : null],
   ];
   return facts.filter((each): each is [string, string] => each[1] !== null);
