@@ -205,6 +205,14 @@ class KeyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Balance:
+    """Of a UTC month, in the unit of the backends' prices. `budget` None: there is no limit."""
+
+    budget: float | None
+    spent: float
+
+
+@dataclass(frozen=True, slots=True)
 class RateState:
     """How much of a key's rates is left, right after a request was let in or refused; None: no such limit."""
 
@@ -240,6 +248,7 @@ class Request:
     limits: KeyLimits | None = None  # the key's; None: the configured ones
     profile: bool = True  # facts about the user may be used, and learnt from the question
     raw: RawPrompt | None = None  # instead of messages
+    prefix: str = ""  # how the answer begins; the model goes on from there
     prewarm: bool = False  # compute the prompt's KV and say nothing
     effort: str | None = None  # how much the model thinks first: none, minimal … max; None: as it likes
     verify: bool = False  # the answer's claims are compared with its sources

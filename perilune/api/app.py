@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perilune.api import errors, openapi
 from perilune.api.auth import OPEN_PATHS, Authentication, LocalOnly, check_bind, is_loopback
+from perilune.api.balance import Balances
 from perilune.api.batch_lines import EndpointLines
 from perilune.api.batches import Batches
 from perilune.api.chat import ChatCompletions, ResumeChat
@@ -44,7 +45,7 @@ from perilune.api.limits import MAX_HEADER_BYTES, InFlight, check_headers
 from perilune.api.machine import MachineRoute
 from perilune.api.memory import MemoryViews
 from perilune.api.messages import ANTHROPIC
-from perilune.api.messages_answer import error_body
+from perilune.api.messages_answer import error_body, rate_headers
 from perilune.api.models import Models
 from perilune.api.ratings import RatingRoutes
 from perilune.api.responses import RESPONSES, CountResponse, CreateResponse, KeptResponses, ResponseItem, before_of
@@ -120,6 +121,7 @@ def _answering(
     count_messages = CountTokens(service, settings, ANTHROPIC_COUNT)
     kept, talks = KeptResponses(service, creating.runs), Conversations(service, settings)
     return [
+        Route("/v1/users/me/balance", Balances(service).read),
         Route("/v1/embeddings", Embeddings(service, settings).create, methods=["POST"]),
         Route(
             "/v1/completions",
@@ -214,9 +216,13 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return response
 
 
+def _is_anthropic(path: str) -> bool:
+    return path.startswith(("/v1/messages", "/anthropic/"))
+
+
 def _shape(path: str, request_id: str) -> errors.Shape:
     """How errors look to the clients of a path."""
-    if path.startswith(("/v1/messages", "/anthropic/")):
+    if _is_anthropic(path):
         return partial(error_body, request_id=request_id or None)
     return errors.body
 
@@ -266,7 +272,9 @@ class Gateway:
         except Exception as error:
             shown = errors.from_any(error, out.request_id)
             if not out.started:
-                await errors.send_error(out, shown, shape=_shape(scope["path"], out.request_id))
+                path = scope["path"]
+                rates = rate_headers if _is_anthropic(path) else errors.rate_headers
+                await errors.send_error(out, shown, shape=_shape(path, out.request_id), rates=rates)
 
     def _account(self, scope: Scope, request_id: str, status: int, spent_s: float) -> None:
         route = _route(scope)

@@ -103,7 +103,7 @@ class ChatCompletions:
         async with self._in_time(), self._events(call) as events:
             async for event in events:
                 if isinstance(event, Admitted):
-                    headers += errors.rate_headers(event.rates)
+                    headers += self._dialect.rate_headers(event.rates)
                     continue
                 meter.see(event)
                 answer.add(event)
@@ -197,7 +197,7 @@ class ChatCompletions:
         async with self._events(call) as events:
             async for event in events:
                 if isinstance(event, Admitted):
-                    headers += errors.rate_headers(event.rates)
+                    headers += self._dialect.rate_headers(event.rates)
                     continue
                 meter.see(event)
                 if encoded := answer.encode(event):

@@ -13,7 +13,7 @@ from perilune.api import errors, sse
 from perilune.api.completion import StreamedAnswer, WholeAnswer
 from perilune.api.schema import ChatCall, parse_chat
 from perilune.config import Settings
-from perilune.core import Event
+from perilune.core import Event, RateState
 from perilune.errors import PeriluneError
 from perilune.service.ports import Caller
 
@@ -58,6 +58,7 @@ class Dialect:
     streamed: Callable[[ChatCall, int], Streamed]
     error_event: Callable[[PeriluneError], bytes]
     heartbeat: bytes = sse.KEEP_ALIVE
+    rate_headers: Callable[[RateState], list[tuple[bytes, bytes]]] = errors.rate_headers
 
 
 def _openai_error(error: PeriluneError) -> bytes:

@@ -127,7 +127,13 @@ def _duration(seconds: float) -> str:
     return (f"{minutes:.0f}m" if minutes else "") + f"{rest:g}s"
 
 
-async def send_error(send: Send, error: PeriluneError, headers: Headers = (), shape: Shape = body) -> None:
+async def send_error(
+    send: Send,
+    error: PeriluneError,
+    headers: Headers = (),
+    shape: Shape = body,
+    rates: Callable[[RateState], list[tuple[bytes, bytes]]] = rate_headers,
+) -> None:
     """One complete error response, with `retry-after` where trying again makes sense."""
     extra = list(headers)
     if error.status in _RETRY:
@@ -135,7 +141,7 @@ async def send_error(send: Send, error: PeriluneError, headers: Headers = (), sh
         extra.append((b"retry-after", str(wait_s).encode()))
         extra.append((b"retry-after-ms", str(1000 * wait_s).encode()))
     if isinstance(error, RateLimited) and error.rates is not None:
-        extra += rate_headers(error.rates)
+        extra += rates(error.rates)
     if isinstance(error, QuotaExceeded):
         extra.append((b"x-should-retry", b"false"))  # what OpenAI's clients look at
     if error.status == 401:

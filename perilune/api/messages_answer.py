@@ -7,7 +7,9 @@ then one for each call. Citations stand on the text block, as page locations.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -20,6 +22,7 @@ from perilune.core import (
     CitationAdded,
     Completed,
     Event,
+    RateState,
     ReasoningDelta,
     TextDelta,
     ToolCall,
@@ -54,6 +57,20 @@ def error_body(error: PeriluneError, request_id: str | None = None) -> dict[str,
 
 def error_event(error: PeriluneError) -> bytes:
     return _event("error", error_body(error))
+
+
+def rate_headers(rates: RateState) -> list[tuple[bytes, bytes]]:
+    """The dialect's `anthropic-ratelimit-*`, of those rates that are limited."""
+    found: list[tuple[bytes, bytes]] = []
+    for what, limit, left, reset_s in (
+        ("requests", rates.limit_requests, rates.remaining_requests, rates.reset_requests_s),
+        ("tokens", rates.limit_tokens, rates.remaining_tokens, rates.reset_tokens_s),
+    ):
+        if limit is not None:
+            full_at = datetime.fromtimestamp(time.time() + (reset_s or 0.0), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            values = (("limit", str(limit)), ("remaining", str(left)), ("reset", full_at))
+            found += [(f"anthropic-ratelimit-{what}-{name}".encode(), value.encode()) for name, value in values]
+    return found
 
 
 def message_id(request_id: str) -> str:

@@ -158,6 +158,9 @@ def _validated(raw: Mapping[str, Any], settings: Settings) -> WireMessages:
 
 def _request(wire: WireMessages, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> Request:
     messages = tuple(_messages(wire))
+    prefix = ""
+    if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
+        prefix, messages = messages[-1].text, messages[:-1]  # the answer begins with it
     request = Request(
         request_id=request_id,
         tenant=caller.tenant,
@@ -178,6 +181,7 @@ def _request(wire: WireMessages, request_id: str, caller: Caller, arrival_s: flo
         key_id=caller.key_id,
         limits=caller.limits,
         effort=effort_of(wire.thinking),
+        prefix=prefix,
     )
     if len(request.file_ids) > MAX_FILES:
         raise InvalidRequest(f"A request may name at most {MAX_FILES} files.", param="messages")

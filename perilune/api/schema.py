@@ -49,8 +49,6 @@ Number = TypeVar("Number", int, float)
 _UNSUPPORTED_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "function_call": (None,),
     "audio": (None,),
-    "partial": (None, False),
-    "prefix": (None, False),
 }
 
 _TIERS: Mapping[str, ServiceClass] = {
@@ -104,6 +102,9 @@ class WireMessage(Wire):
     content: Parts | None = None
     tool_calls: Annotated[list[WireCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
+    name: str | None = Field(None, max_length=256)
+    partial: bool | None = None
+    prefix: bool | None = None
 
 
 class WireTemplateKwargs(Wire):
@@ -225,11 +226,12 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
     options = wire.stream_options or WireStreamOptions()
     if wire.stream_options is not None and not wire.stream:
         raise InvalidRequest("stream_options needs stream to be true.", param="stream_options")
+    prefix = _prefix_of(wire.messages)
     request = Request(
         request_id=request_id,
         tenant=caller.tenant,
         model=wire.model,
-        messages=_messages(wire.messages),
+        messages=_messages(wire.messages[:-1] if prefix else wire.messages),
         arrival_s=arrival_s,
         sampling=_sampling(wire, settings.model.temperature),
         n=wire.n or 1,
@@ -247,6 +249,7 @@ def parse_chat(body: bytes, *, request_id: str, caller: Caller, arrival_s: float
         profile=settings.memory.profile and wire.profile is not False,
         effort=wire.reasoning_effort or effort_of(wire.thinking, wire.chat_template_kwargs),
         verify=bool(wire.verify_claims),
+        prefix=prefix,
         web_results=WEB_RESULTS[wire.web_search_options.search_context_size] if wire.web_search_options else 0,
     )
     request = prewarmed(request, wire.prompt_cache_options, settings.model_serving.timeout)
@@ -325,6 +328,23 @@ def _recall(wire: WireChat) -> tuple[str, ...]:
 
 def _messages(wire: Sequence[WireMessage]) -> tuple[Message, ...]:
     return tuple(_message(message, f"messages[{index}]") for index, message in enumerate(wire))
+
+
+def _prefix_of(wire: Sequence[WireMessage]) -> str:
+    """How the answer begins: a last message of the assistant that is `partial`, as Moonshot has it (DeepSeek:
+    `prefix`), with its name before it. Raises `InvalidRequest` where it can't be gone on from."""
+    for index, message in enumerate(wire):
+        if not (message.partial or message.prefix):
+            continue
+        if index < len(wire) - 1 or message.role != "assistant" or message.tool_calls:
+            raise InvalidRequest(
+                "Only the last message can be partial, and only an assistant's without calls.",
+                param=f"messages[{index}].partial",
+            )
+        said = _message(message, f"messages[{index}]") if message.content else None
+        text = said.text if said is not None else ""
+        return f"{message.name}: {text}" if message.name else text
+    return ""
 
 
 def _message(wire: WireMessage, param: str) -> Message:

@@ -181,7 +181,9 @@ class Answer:
     async def _answered(self) -> AsyncGenerator[Event, None]:
         """Gather, plan, compose, run."""
         parts, request = self._parts, self._request
-        conversation = await asyncio.to_thread(parts.composer.conversation, request.messages, request.effort)
+        conversation = await asyncio.to_thread(
+            parts.composer.conversation, request.messages, request.effort, request.prefix
+        )
         # Without documents: the template's objections and a sure excess come out before anything is streamed.
         bare = await asyncio.to_thread(parts.composer.compose, [], conversation, "")
         records = [await parts.documents.get(request.tenant, file_id) for file_id in request.file_ids]

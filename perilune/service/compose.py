@@ -73,6 +73,7 @@ class Conversation:
     omitted_bytes: int = 0
     background_ids: tuple[int, ...] = ()
     effort: str | None = None  # how much the model is to think; None: as its template has it
+    prefix: str = ""  # how the answer begins
 
     @property
     def has_history(self) -> bool:
@@ -191,7 +192,9 @@ class Composer:
         label = f"[{session}turn {turn.turn}, {turn.speaker}{said_at}]"
         return array("i", self._tokenizer.encode(f"{label}\n{turn.text.strip()}\n\n"))
 
-    def conversation(self, messages: Sequence[Message], effort: str | None = None) -> Conversation:
+    def conversation(
+        self, messages: Sequence[Message], effort: str | None = None, prefix: str = ""
+    ) -> Conversation:
         """Split off the instructions and tokenise the turns, the newest first where not all can fit.
 
         Raises `InvalidRequest` without a question, `ContextTooLong` where instructions and question can't fit.
@@ -224,6 +227,7 @@ class Composer:
             omitted_chars // MAX_CHARS_PER_TOKEN,
             omitted_bytes=sum(len(text.encode()) for _, text in said[:first]),
             effort=effort,
+            prefix=prefix,
         )
 
     def _first_that_fits(self, instructions: str, said: list[tuple[str, str]]) -> int:
@@ -280,10 +284,16 @@ class Composer:
                 refusal = error
                 continue
             if pieces is not None:
-                return self._join(pieces, contents, head, len(turns) - asked)
+                return self._begun(self._join(pieces, contents, head, len(turns) - asked), conversation.prefix)
         if refusal is not None:
             raise refusal
-        return self._plain(ways[0], conversation.effort)
+        return self._begun(self._plain(ways[0], conversation.effort), conversation.prefix)
+
+    def _begun(self, prompt: Prompt, prefix: str) -> Prompt:
+        """The prompt, and how the answer begins."""
+        if not prefix:
+            return prompt
+        return replace(prompt, token_ids=prompt.token_ids + array("i", self._tokenizer.encode(prefix)))
 
     def _role(self, turn: Turn) -> str:
         return self._result_role if turn.role == "tool" else turn.role

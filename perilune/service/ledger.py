@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from perilune.core import KeyLimits, RateState, RawPrompt, Request, Usage
+from perilune.core import Balance, KeyLimits, RateState, RawPrompt, Request, Usage
 from perilune.errors import InvalidRequest, QuotaExceeded, RateLimited
 from perilune.memory.usage import Used, day_of
 from perilune.service.backends.health import estimated_tokens
@@ -307,6 +307,15 @@ class Ledger:
         if account.month == day[:7]:
             account.spent += used.cost
         self._unsaved[key_id, day] = self._unsaved.get((key_id, day), Used()) + used
+
+    async def balance(self, key_id: str | None, limits: KeyLimits | None) -> Balance:
+        """What a key may still spend in this month."""
+        found, key_id = (limits or KeyLimits()).over(self._defaults), key_id or WITHOUT_KEY
+        account = self._accounts.setdefault(key_id, _Account())
+        if found.budget is None:
+            return Balance(None, 0.0)
+        await self._catch_up(key_id, account, found)
+        return Balance(found.budget, account.spent + account.reserved_cost)
 
     async def _catch_up(self, key_id: str, account: _Account, limits: KeyLimits) -> None:
         """Read what was used before, once a day, where a quota depends on it."""

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 from perilune.core import (
     ANY_TIME,
     AttributeFilter,
+    Balance,
     CachedTokens,
     EngineEvent,
     EngineStats,
@@ -648,6 +649,10 @@ class ServiceApi(Protocol):
     async def embed(self, request: Request, role: Role, dimensions: int | None) -> Embedded:
         """What the messages' texts mean, each one's vector. Raises `ModelNotFound`, `InvalidRequest` for a number
         of `dimensions` that the embedder doesn't give, and as `Embedding.embed`."""
+        ...
+
+    async def balance(self, caller: Caller) -> Balance:
+        """What the caller may still spend in this month."""
         ...
 
     async def estimate(self, request: Request) -> Plan:

@@ -382,16 +382,18 @@ class RoutedAnswer:
 
 
 def only_local(request: Request) -> bool:
-    """Whether a request asks for what isn't passed on to backends: tools, or a form of the answer."""
+    """Whether a request asks for what isn't passed on to backends: tools, a form of the answer, or its
+    beginning."""
     spoken = any(message.tool_calls or message.tool_call_id for message in request.messages)
-    return bool(request.tools.offered) or request.sampling.grammar is not None or spoken
+    formed = request.sampling.grammar is not None or bool(request.prefix)
+    return bool(request.tools.offered) or formed or spoken
 
 
 def require_plain(request: Request) -> None:
     """Raises `InvalidRequest` for what isn't passed on to backends."""
     if only_local(request):
         raise InvalidRequest(
-            f"{request.model} runs on a backend; tools and response_format are not passed on to backends yet.",
+            f"{request.model} runs on a backend; tools, response_format and partial aren't passed on to it.",
             hint="Leave them out, or use the local model.",
             param="tools" if request.tools.offered else "response_format",
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from perilune.core import (
     Admitted,
+    Balance,
     CitationAdded,
     Completed,
     Event,
@@ -249,6 +250,9 @@ class Service:
                 param="dimensions",
             )
         return found
+
+    async def balance(self, caller: Caller) -> Balance:
+        return await self._ledger.balance(caller.key_id, caller.limits)
 
     async def estimate(self, request: Request) -> Plan:
         """How a request would be answered here, and how soon; see `ports.ServiceApi.estimate`."""

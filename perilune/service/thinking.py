@@ -60,7 +60,7 @@ def template_variables(effort: str | None) -> dict[str, Any]:
 def splitter_of(style: ThinkingStyle | None, request: Request) -> ThoughtSplitter | None:
     """What tells a request's thoughts from its answer; None where there are none. An answer of a given form has no
     thoughts before it, unless the form asks for the marks."""
-    if style is None:
+    if style is None or request.prefix:  # what the answer begins with is said already
         return None
     formed = request.sampling.grammar is not None
     free = bool(request.tools.offered) and request.tools.mode is ToolMode.AUTO

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from perilune.config import Settings
 from perilune.core import (
+    Balance,
     CachedTokens,
     ChoiceFinished,
     Citation,
@@ -300,6 +301,9 @@ class FakeService:
 
     async def count_tokens(self, request: Request) -> int:
         return self.tokens or sum(len(message.text.split()) for message in request.messages)
+
+    async def balance(self, caller: Caller) -> Balance:
+        return Balance(20.0, 1.5) if caller.key_id else Balance(None, 0.0)
 
     async def estimate(self, request: Request) -> Plan:
         if request.model != MODEL:

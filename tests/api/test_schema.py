@@ -150,7 +150,7 @@ def test_wrong_values_name_their_field(field: str, value: Any) -> None:
         ({"role": "user", "content": [{"type": "file", "file": 3}]}, "messages[0].content[0].file"),
         ({"role": "user", "content": [{"type": "input_file"}]}, "messages[0].content[0].file_id"),
         ({"role": "assistant", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls[0].id"),
-        ({"role": "assistant", "content": "x", "partial": True}, "messages[0].partial"),
+        ({"role": "user", "content": "x", "partial": True}, "messages[0].partial"),
     ],
 )
 def test_wrong_messages_name_their_place(message: Any, param: str) -> None:

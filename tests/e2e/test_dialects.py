@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -264,3 +265,29 @@ def test_no_stream_is_silent_while_a_prompt_is_computed(server: Server) -> None:
 
 def named(requests: dict[str, tuple[str, Any]], dialect: str) -> tuple[str, str, Any]:
     return (dialect, *requests[dialect])
+
+
+def test_an_answer_begins_as_it_is_told(server: Server) -> None:
+    chat = server.client.chat.completions.create
+    question: Any = {"role": "user", "content": "What is the capital of France?"}
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 12}
+    plain = chat(**asked, messages=[question])
+    begun: Any = {"role": "assistant", "content": "The capital of France is", "partial": True}
+    partial = chat(**asked, messages=[question, begun])
+    assert partial.choices[0].message.content.lstrip().startswith("Paris")  # type: ignore[union-attr]
+    assert partial.usage.prompt_tokens - plain.usage.prompt_tokens == 5  # type: ignore[union-attr]
+    named = chat(**asked, messages=[question, {**begun, "name": "Guide"}])
+    assert named.usage.prompt_tokens > partial.usage.prompt_tokens  # type: ignore[union-attr]
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
+        turns: Any = [question, {"role": "assistant", "content": begun["content"]}]
+        message = client.messages.create(model=MODEL, max_tokens=12, temperature=0, messages=turns)
+        assert message.content[0].text == partial.choices[0].message.content  # type: ignore[union-attr]
+    for mistake in ([begun, question], [{**question, "partial": True}]):
+        with pytest.raises(openai.BadRequestError, match="partial"):
+            chat(**asked, messages=mistake)
+
+
+def test_balance(server: Server) -> None:
+    found = server.client.get("/users/me/balance", cast_to=object)
+    assert found["status"] is True  # type: ignore[index]
+    assert found["data"]["available_balance"] == found["data"]["cash_balance"] > 0  # type: ignore[index]

@@ -150,7 +150,7 @@ class AnswerCaches:
         on = self._policy.exact or self._policy.semantic or self._curated is not None
         personal = request.session_id is not None or request.recall
         special = request.tools.offered or sampling.grammar is not None or sampling.logprobs is not None
-        special = special or request.effort is not None
+        special = special or request.effort is not None or bool(request.prefix)
         if not on or personal or special or sampling.temperature or request.n != 1:
             return None
         if not request.messages or request.messages[-1].role != "user":
