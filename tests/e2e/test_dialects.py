@@ -280,7 +280,7 @@ def test_an_answer_begins_as_it_is_told(server: Server) -> None:
     assert named.usage.prompt_tokens > partial.usage.prompt_tokens  # type: ignore[union-attr]
     with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0) as client:
         turns: Any = [question, {"role": "assistant", "content": begun["content"]}]
-        message = client.messages.create(model=MODEL, max_tokens=12, temperature=0, messages=turns)
+        message = client.messages.create(model=MODEL, max_tokens=12, messages=turns, extra_body={"temperature": 0})
         assert message.content[0].text == partial.choices[0].message.content  # type: ignore[union-attr]
     for mistake in ([begun, question], [{**question, "partial": True}]):
         with pytest.raises(openai.BadRequestError, match="partial"):

@@ -1,8 +1,7 @@
 """The promise of spec C5 under load for eight minutes: no started stream of any dialect is silent for a second.
 
-`make soak` runs it; `test_dialects` holds a short form. Many long prompts come at once, so that the last ones wait and are
-computed for minutes, as one very long prompt would be.
-"""
+`make soak` runs it; `test_dialects` holds a short form. Many long prompts come at once, so that the last ones wait
+and are computed for minutes, as one very long prompt would be."""
 
 from __future__ import annotations
 
