@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perilune.cli.batch_commands import batch_app
+from perilune.cli.kept_commands import documents_app, feedback_app, ps
 from perilune.cli.memory_commands import memory_app, sessions_app
 from perilune.errors import ConfigError, PeriluneError
 
@@ -50,7 +51,10 @@ app.add_typer(keys_app, name="keys")
 app.add_typer(batch_app, name="batch")
 app.add_typer(memory_app, name="memory")
 app.add_typer(sessions_app, name="sessions")
+app.add_typer(documents_app, name="documents")
+app.add_typer(feedback_app, name="feedback")
 app.add_typer(eval_app, name="eval")
+app.command("ps")(ps)
 bench_app = typer.Typer(help="Load on a running server, measured.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 

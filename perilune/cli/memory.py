@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +33,7 @@ def search(
 ) -> None:
     """Print what is found: the set of evidence in order of time, where the question needs one, then hits, best
     first. Raises `NotFound` for a session that isn't there."""
-    found = _asked(settings, lambda client: client.search_memory(query, session_ids, limit, *times))
+    found = asked(settings, lambda client: client.search_memory(query, session_ids, limit, *times))
     hits, evidence = found["data"], found["evidence"]
     if as_json:
         print_json({"hits": hits, **{key: value for key, value in found.items() if key not in ("object", "data")}})
@@ -53,7 +53,7 @@ def search(
 
 def forget(settings: Settings, session_id: str, as_json: bool) -> None:
     """Delete a session everywhere. Raises `NotFound`."""
-    _asked(settings, lambda client: client.forget_session(session_id))
+    asked(settings, lambda client: client.forget_session(session_id))
     if as_json:
         print_json({"session": session_id, "deleted": True})
     else:
@@ -62,7 +62,7 @@ def forget(settings: Settings, session_id: str, as_json: bool) -> None:
 
 def forget_profile(settings: Settings, key: str | None, as_json: bool) -> None:
     """Erase a key of the profile, or all of it. Raises `NotFound`."""
-    gone = _asked(settings, lambda client: client.erase_profile(key))["statements"]
+    gone = asked(settings, lambda client: client.erase_profile(key))["statements"]
     if as_json:
         print_json({"key": key, "deleted": True, "statements": gone})
     else:
@@ -71,7 +71,7 @@ def forget_profile(settings: Settings, key: str | None, as_json: bool) -> None:
 
 def forget_everything(settings: Settings, as_json: bool) -> None:
     """Delete all that is kept of the caller: files, sessions, profile, kept responses, their KV."""
-    _asked(settings, lambda client: client.forget_everything())
+    asked(settings, lambda client: client.forget_everything())
     if as_json:
         print_json({"everything": True, "deleted": True})
     else:
@@ -80,12 +80,12 @@ def forget_everything(settings: Settings, as_json: bool) -> None:
 
 def show_profile(settings: Settings, history: bool, as_json: bool) -> None:
     """Print what is known about the user, with where and when it was said."""
-    _print_profile(_asked(settings, lambda client: client.profile(history)), history, as_json)
+    _print_profile(asked(settings, lambda client: client.profile(history)), history, as_json)
 
 
 def edit_profile(settings: Settings, key: str, value: str, as_json: bool) -> None:
     """Set a key by hand. Raises `InvalidRequest`."""
-    _print_profile(_asked(settings, lambda client: client.edit_profile({key: value})), False, as_json)
+    _print_profile(asked(settings, lambda client: client.edit_profile({key: value})), False, as_json)
 
 
 def _print_profile(found: dict[str, Any], history: bool, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def source_of(session: str | None, file: str | None) -> dict[str, str]:
 
 def show_summary(settings: Settings, source: dict[str, str], as_json: bool) -> None:
     """Print the rolling summary of a session or file. Raises `NotFound`."""
-    _print_summary(_asked(settings, lambda client: client.summary(source)), as_json)
+    _print_summary(asked(settings, lambda client: client.summary(source)), as_json)
 
 
 def correct(settings: Settings, source: dict[str, str], place: str, text: str, as_json: bool) -> None:
@@ -129,7 +129,7 @@ def correct(settings: Settings, source: dict[str, str], place: str, text: str, a
         )
     name = "turn" if "session" in source else "page"
     correction = {**source, name: int(number), "start": int(start), "text": text}
-    _print_summary(_asked(settings, lambda client: client.correct_summary(correction)), as_json)
+    _print_summary(asked(settings, lambda client: client.correct_summary(correction)), as_json)
 
 
 def _print_summary(found: dict[str, Any], as_json: bool) -> None:
@@ -152,20 +152,25 @@ def _print_summary(found: dict[str, Any], as_json: bool) -> None:
 
 def export(settings: Settings, output: Path | None) -> None:
     """Write everything kept about the user, as JSON Lines. A broken transfer leaves no file."""
+    save(settings, output, lambda client: client.export_memory())
+
+
+def save(settings: Settings, output: Path | None, pieces: Callable[[RemoteClient], AsyncIterator[bytes]]) -> None:
+    """Write what the server sends to a file, whole or not at all, or to stdout."""
 
     async def fetch(client: RemoteClient, write: Callable[[bytes], object]) -> None:
-        async for data in client.export_memory():
+        async for data in pieces(client):
             write(data)
 
     if output is None:
-        _asked(settings, lambda client: fetch(client, sys.stdout.buffer.write))
+        asked(settings, lambda client: fetch(client, sys.stdout.buffer.write))
         sys.stdout.buffer.flush()
         return
     partial = output.with_name(f".{output.name}.part")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as target:
-            _asked(settings, lambda client: fetch(client, target.write))
+            asked(settings, lambda client: fetch(client, target.write))
         partial.replace(output)
     except OSError as error:
         raise ConfigError(f"{output} can't be written: {error.strerror}.", hint="Choose another file.") from None
@@ -176,7 +181,7 @@ def export(settings: Settings, output: Path | None) -> None:
 
 def show_sessions(settings: Settings, limit: int, as_json: bool) -> None:
     """List sessions, the one with the newest turn first."""
-    found = _asked(settings, lambda client: client.sessions(limit))
+    found = asked(settings, lambda client: client.sessions(limit))
     if as_json:
         print_json({"sessions": found["data"], "has_more": found["has_more"]})
         return
@@ -193,7 +198,7 @@ def show_sessions(settings: Settings, limit: int, as_json: bool) -> None:
 
 def show_session(settings: Settings, session_id: str, after: int, limit: int, as_json: bool) -> None:
     """Print a session's turns in order. Raises `NotFound`."""
-    found = _asked(settings, lambda client: client.session(session_id, after, limit))
+    found = asked(settings, lambda client: client.session(session_id, after, limit))
     if as_json:
         print_json(found)
         return
@@ -203,7 +208,7 @@ def show_session(settings: Settings, session_id: str, after: int, limit: int, as
         say(f"There are more; --after {found['data'][-1]['turn']} shows them.")
 
 
-def _asked(settings: Settings, ask: Callable[[RemoteClient], Awaitable[T]]) -> T:
+def asked(settings: Settings, ask: Callable[[RemoteClient], Awaitable[T]]) -> T:
     """One call to the running server. Raises `Unreachable` where none runs."""
     server = find_server(settings.home)
     if server is None:
@@ -212,14 +217,14 @@ def _asked(settings: Settings, ask: Callable[[RemoteClient], Awaitable[T]]) -> T
         )
     from perilune.cli.remote import RemoteClient
 
-    async def asked() -> T:
+    async def ask_it() -> T:
         client = RemoteClient(server.url, server.model, os.environ.get("PERILUNE_API_KEY"))
         try:
             return await ask(client)
         finally:
             await client.close()
 
-    return asyncio.run(asked())
+    return asyncio.run(ask_it())
 
 
 def _row(hit: dict[str, Any]) -> tuple[str, str, str, str]:

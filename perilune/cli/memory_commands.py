@@ -112,6 +112,7 @@ def memory_forget(
 
 
 @sessions_app.command("ls")
+@sessions_app.command("list", hidden=True)
 def sessions_ls(
     ctx: typer.Context,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most sessions.")] = 100,
@@ -138,6 +139,7 @@ def sessions_show(
 
 
 @sessions_app.command("rm")
+@sessions_app.command("delete", hidden=True)
 def sessions_rm(
     ctx: typer.Context, session: Annotated[str, typer.Argument(help="The session's id.")], as_json: Json = False
 ) -> None:

@@ -126,6 +126,11 @@ class RemoteClient:
         async for data in self._pieces("/v1/memory/export"):
             yield data
 
+    async def export_feedback(self) -> AsyncIterator[bytes]:
+        """Ratings of answers, as JSON Lines in pieces."""
+        async for data in self._pieces("/v1/feedback/export"):
+            yield data
+
     async def content(self, file_id: str) -> AsyncIterator[bytes]:
         """A file's bytes, in pieces. Raises `NotFound`."""
         async for data in self._pieces(f"/v1/files/{file_id}/content?format=raw"):

@@ -20,6 +20,12 @@ from tests.cli.conftest import Command
         ("memory", "edit", "name", "Anna"),
         ("memory", "export"),
         ("sessions", "rm", "trip"),
+        ("sessions", "list"),
+        ("sessions", "delete", "trip"),
+        ("documents", "ls"),
+        ("documents", "delete", "file-1"),
+        ("feedback", "export"),
+        ("ps", "--json"),
     ],
 )
 def test_without_a_server(call: Command, words: tuple[str, ...]) -> None:
