@@ -7,18 +7,12 @@ A client's driver runs once; every test reads one proof of it. The model is smal
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from tests.clients.conftest import DRIVERS, PROGRAMS, Prove
-from tests.clients.environments import environment
-from tests.e2e.conftest import Server
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a client makes its environment
 
@@ -143,46 +137,3 @@ def test_frameworks_speak_anthropics_dialect_too(prove: Prove, client: str) -> N
     facts = proofs["anthropic"]
     assert facts["text"] == proofs["plain"]["text"]
     assert facts.get("streamed", facts["text"]) == facts["text"]
-
-
-PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text(encoding="utf-8")
-SHOWN = {
-    "openai (Python)": "openai",
-    "anthropic (Python)": "anthropic",
-    "openai (Node)": "node",
-    "@anthropic-ai/sdk (Node)": "node",
-    "litellm": "litellm",
-    "langchain-openai": "langchain",
-    "pydantic-ai": "pydantic_ai",
-    "llm": "llm",
-    "curl": "",
-}
-"""Heading of docs/clients.md -> environment."""
-
-
-@pytest.mark.parametrize("heading", SHOWN)
-def test_what_the_page_shows_runs(keyed: Server, tmp_path: Path, heading: str) -> None:
-    section = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    blocks = dict(re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL))
-    blocks = {kind: _of(keyed, text) for kind, text in blocks.items()}
-    if "yaml" in blocks:
-        (tmp_path / "extra-openai-models.yaml").write_text(blocks["yaml"])
-    if "sh" in blocks:
-        command = ["bash", "-c", blocks["sh"]]
-    else:
-        program = tmp_path / ("shown.mjs" if "js" in blocks else "shown.py")
-        program.write_text(blocks.get("js") or blocks["python"])
-        command = environment(SHOWN[heading]).command(program)
-    variables = {"LLM_USER_PATH": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **variables})
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.strip()) > 20
-
-
-def _of(server: Server, text: str) -> str:
-    """A program of the page for this test's server and key."""
-    return (
-        text.replace("http://127.0.0.1:8642", server.url)
-        .replace('"any"', f'"{server.key}"')
-        .replace("Bearer any", f"Bearer {server.key}")
-    )
