@@ -72,7 +72,8 @@ def _chosen(facts: Facts) -> Plan:
     if facts.fits and (facts.policy is ContextPolicy.AUTO or not facts.searched):
         # (Pinned 'refined' without documents has nothing to retrieve from: all of it is the best selection.)
         whole, refined = _whole(facts), _refined(facts)
-        if meets(facts, whole) or whole.predicted_ttft_s <= refined.predicted_ttft_s:
+        saves = refined.context_tokens < facts.prompt  # else passages would be as long as the whole
+        if meets(facts, whole) or whole.predicted_ttft_s <= refined.predicted_ttft_s or not saves:
             return whole
         return refined
     return _refined(facts)

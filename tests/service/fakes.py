@@ -36,6 +36,7 @@ from perilune.engine.observe import EngineObserver, NullObserver, StepObservatio
 from perilune.errors import InternalError, InvalidRequest, NotFound, Overloaded, TooLarge
 from perilune.memory.usage import Used
 from perilune.runtime.kv.spec import block_hashes
+from perilune.service.ports import LineAnswers
 
 MARKERS = ("<|im_start|>", "<|im_end|>")
 FIRST_MARKER = 0x110000
@@ -340,6 +341,8 @@ class FakeEngine:
 
 class NoBatches:
     """Of a process that runs none."""
+
+    def serve(self, answers: LineAnswers) -> None: ...
 
     def start(self) -> None: ...
 

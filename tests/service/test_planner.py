@@ -129,6 +129,14 @@ def test_more_time_never_makes_an_answer_worse(f: Facts, more_s: float) -> None:
 
 
 @given(any_facts())
+def test_passages_are_never_chosen_where_they_are_as_long_as_the_whole(f: Facts) -> None:
+    f = replace(f, policy=ContextPolicy.AUTO, complete=True)
+    assume(f.fits)
+    plan = choose(f)
+    assert plan.kind is not PlanKind.REFINED or plan.context_tokens < f.prompt
+
+
+@given(any_facts())
 def test_a_timely_refined_plan_keeps_the_reserve(f: Facts) -> None:
     f = replace(f, policy=ContextPolicy.REFINED, refinable=True, searched=True)
     budget = refined_budget(f)
