@@ -23,6 +23,9 @@ from perilune.errors import ConfigError, PeriluneError
 if TYPE_CHECKING:
     from perilune.config import Origins, Settings
 
+ANSWER_TOKENS = 512
+"""A small model that finds no end would go on until the window is full."""
+
 INTERRUPTED = 130
 
 app = typer.Typer(
@@ -108,7 +111,7 @@ def ask(
     lora: Lora = None,
     deadline: Annotated[float | None, typer.Option(min=0.1, help="Seconds until the answer starts.")] = None,
     policy: Annotated[str, typer.Option(help="auto, full (nothing is left out) or refined.")] = "auto",
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of the answer.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of the answer.")] = ANSWER_TOKENS,
     wait: Annotated[bool, typer.Option("--wait", help="Ingest completely before asking.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the JSON result to this file, too.")] = None,
     as_json: Json = False,
@@ -129,7 +132,7 @@ def chat(
     files: Annotated[list[Path] | None, typer.Argument(help="Documents to talk about.")] = None,
     model: Model = None,
     lora: Lora = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = ANSWER_TOKENS,
 ) -> None:
     """Talk, with documents or without. /help shows what can be typed."""
     from perilune.cli import chat as verb
