@@ -24,6 +24,7 @@ ON_BOTH = frozenset(
     f"tests.memory.test_{room}"
     for room in (
         "audit",
+        "batches",
         "keys",
         "locality",
         "profile",
@@ -31,6 +32,7 @@ ON_BOTH = frozenset(
         "responses",
         "session_rows",
         "store_contract",
+        "uploads",
         "vector_stores",
     )
 )
