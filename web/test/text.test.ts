@@ -25,6 +25,7 @@ test("texts follow the language", () => {
   assert.equal(t("file.reading", { n: 3, total: 9 }), "Reading page 3 of 9");
   assert.equal(seconds(3.74), "3.7 s");
   assert.equal(seconds(125), "2 min");
+  assert.equal(seconds(0.01), "under 0.1 s");
   assert.equal(count(1234567), "1,234,567");
   language.value = "zh";
   assert.equal(t("stop"), "停止");

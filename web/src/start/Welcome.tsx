@@ -35,7 +35,7 @@ function FirstRun() {
   return (
     <div class={styles["welcome"]}>
       <div class={styles["hello"]}>
-        <Mark size={46} />
+        <Mark size={40} />
         <h2>{t("first.title")}</h2>
         <p>{t("first.text")}</p>
       </div>

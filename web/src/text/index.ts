@@ -33,6 +33,7 @@ export function roughly(n: number): string {
 
 export function seconds(value: number): string {
   if (value >= 90) return t("time.minutes", { n: count(Math.round(value / 60)) });
+  if (value < 0.05) return t("time.instant");
   const digits = value < 10 ? 1 : 0;
   return t("time.seconds", { n: new Intl.NumberFormat(LOCALES[language.value], { maximumFractionDigits: digits }).format(value) });
 }
