@@ -252,6 +252,7 @@ class Request:
     prewarm: bool = False  # compute the prompt's KV and say nothing
     effort: str | None = None  # how much the model thinks first: none, minimal … max; None: as it likes
     verify: bool = False  # the answer's claims are compared with its sources
+    file_search: FileSearch | None = None  # search these stores first; files that are found become documents of it
     web_results: int = 0  # how many results of a web search become a document of it
     notes: tuple[Degradation, ...] = ()  # what it did without before it was planned
 
@@ -462,6 +463,17 @@ class AttributeCombination:
 
 
 AttributeFilter = AttributeComparison | AttributeCombination
+
+
+@dataclass(frozen=True, slots=True)
+class FileSearch:
+    """Vector stores that a request searches for its question: files by attribute, at most so many passages, of at
+    least this score."""
+
+    store_ids: tuple[str, ...]
+    wanted: AttributeFilter | None = None
+    max_results: int = 20
+    min_score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -755,6 +767,20 @@ class StageStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSearchStarted:
+    """The request's vector stores are searched for these."""
+
+    queries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSearched:
+    """What was found, best first."""
+
+    hits: tuple[StoreHit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """The plan was chosen; sent before any work that takes time."""
 
@@ -830,6 +856,8 @@ class Completed:
 Event = (
     Admitted
     | StageStarted
+    | FileSearchStarted
+    | FileSearched
     | Planned
     | PrefillProgress
     | CitationAdded

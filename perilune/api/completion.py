@@ -24,6 +24,8 @@ from perilune.core import (
     Completed,
     DecodedLogprob,
     Event,
+    FileSearched,
+    FileSearchStarted,
     FinishReason,
     Planned,
     PrefillProgress,
@@ -209,8 +211,8 @@ class StreamedAnswer(_Answer):
             return self._finished(event)
         if isinstance(event, Completed):
             return self._completed(event)
-        if isinstance(event, Admitted):
-            return b""  # the response's head tells it
+        if isinstance(event, Admitted | FileSearchStarted | FileSearched):
+            return b""  # the response's head tells it, or another dialect
         return self._progress(event)
 
     def end(self) -> bytes:

@@ -41,6 +41,8 @@ from perilune.core import (
     Completed,
     DecodedLogprob,
     Event,
+    FileSearched,
+    FileSearchStarted,
     RawPrompt,
     ReasoningDelta,
     Request,
@@ -292,7 +294,7 @@ class StreamedCompletion(_Answer):
                 return self._chunk([self._choice(event.choice, "", (), finish_reason(event))])
             case Completed():
                 return self._end(event)
-            case Admitted() | ReasoningDelta() | ToolCallDelta():
+            case Admitted() | ReasoningDelta() | ToolCallDelta() | FileSearchStarted() | FileSearched():
                 return b""
             case _:
                 return progress_bytes(event, self._base, self._call.include_progress)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from perilune.api.completion import finish_reason, logprobs_dict, obfuscation, unfinished
+from perilune.api.file_search import SearchItem
 from perilune.api.responses_request import ResponseCall
 from perilune.api.schema import TIER_OF_CLASS, ChatCall
 from perilune.core import (
@@ -23,12 +25,16 @@ from perilune.core import (
     CitationAdded,
     Completed,
     Event,
+    FileSearched,
+    FileSearchStarted,
     ReasoningDelta,
+    StoreHit,
     TextDelta,
     ToolCallDelta,
     Usage,
 )
 from perilune.errors import Overloaded, PeriluneError
+from perilune.service.attribution import Placer
 from perilune.service.report import report_dict
 
 
@@ -67,7 +73,27 @@ class _Text:
     item_id: str = field(default_factory=lambda: f"msg_{secrets.token_hex(16)}")
     pieces: list[str] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
+    placer: Placer[Citation] = field(default_factory=Placer)
+    cited: set[str] = field(default_factory=set)  # files
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    def cite(self, citation: Citation) -> None:
+        self.cited.add(citation.file_id)
+        self.placer.cite(citation, citation.quote)
+
+    def say(self, text: str) -> list[dict[str, Any]]:
+        """The annotations whose sentence has ended with this."""
+        self.pieces.append(text)
+        return self._annotate(self.placer.say(text))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The annotations that no sentence has."""
+        return self._annotate(self.placer.end())
+
+    def _annotate(self, placed: Sequence[tuple[Citation, int]]) -> list[dict[str, Any]]:
+        found = [annotation(citation, index) for citation, index in placed]
+        self.annotations += found
+        return found
 
     def part(self) -> dict[str, Any]:
         text = "".join(self.pieces)
@@ -113,7 +139,8 @@ class _Call:
         }
 
 
-_Item = _Thought | _Text | _Call
+_Opened = _Thought | _Text | _Call
+_Item = SearchItem | _Opened
 
 
 class _Response:
@@ -125,6 +152,7 @@ class _Response:
         self.response_id = response_id(call.request.request_id)
         self.status = "queued" if call.background else "in_progress"
         self._created_at = created_at
+        self._search: SearchItem | None = None
         self._thought: _Thought | None = None
         self._text: _Text | None = None
         self._calls: list[_Call] = []
@@ -133,19 +161,23 @@ class _Response:
 
     @property
     def _items(self) -> list[_Item]:
-        return [*(item for item in (self._thought, self._text) if item is not None), *self._calls]
+        found = (self._search, self._thought, self._text)
+        return [*(item for item in found if item is not None), *self._calls]
 
     @property
     def quoted(self) -> frozenset[str]:
         """The files that the answer quotes."""
-        return frozenset(found["file_id"] for found in self._text.annotations) if self._text else frozenset()
+        cited = self._text.cited if self._text else ()
+        return frozenset([*cited, *(hit.file_id for hit in (self._search.hits if self._search else ()))])
 
     def body(self) -> dict[str, Any]:
         """The finished answer. Raises `InternalError` when the service ended without saying that it completed."""
         if self._end is None:
             raise unfinished()
-        if not self._items and not self.call.request.prewarm:
+        if not self._text and not self._calls and not self._thought and not self.call.request.prewarm:
             self._text = _Text()
+        if self._text:
+            self._text.finish()
         cut = self._reason == "length"
         status = "incomplete" if cut else "completed"
         made = [item.item(status if item is self._items[-1] else "completed") for item in self._items]
@@ -199,15 +231,18 @@ class WholeResponse(_Response):
         match event:
             case TextDelta(text=text) if text or event.logprobs:
                 self._text = self._text or _Text()
-                self._text.pieces.append(text)
+                self._text.say(text)
                 self._text.logprobs += shown_logprobs(self.call, event)
+            case FileSearchStarted(queries):
+                self._search = SearchItem(queries, self.call.include_results)
+            case FileSearched(hits) if self._search is not None:
+                self._search.hits = hits
             case ReasoningDelta(text=text):
                 self._thought = self._thought or _Thought()
                 self._thought.pieces.append(text)
             case CitationAdded(Citation() as citation):
                 self._text = self._text or _Text()
-                at = sum(map(len, self._text.pieces))
-                self._text.annotations.append(annotation(citation, at))
+                self._text.cite(citation)
             case ToolCallDelta():
                 if event.call_id is not None:
                     self._calls.append(_Call(event.call_id, event.name or ""))
@@ -226,7 +261,7 @@ class StreamedResponse(_Response):
     def __init__(self, call: ChatCall, created_at: int) -> None:
         super().__init__(call, created_at)
         self._number = -1
-        self._open: _Item | None = None
+        self._open: _Opened | None = None
 
     def opening(self) -> bytes:
         out = self._event("created", response=self.unfinished())
@@ -242,6 +277,10 @@ class StreamedResponse(_Response):
         match event:
             case TextDelta(text=text) if text or event.logprobs:
                 return self._said(text, shown_logprobs(self.call, event))
+            case FileSearchStarted(queries):
+                return self._searches(queries)
+            case FileSearched(hits) if self._search is not None:
+                return self._searched(self._search, hits)
             case ReasoningDelta(text=text):
                 return self._thinks(text)
             case CitationAdded(Citation() as citation):
@@ -275,6 +314,20 @@ class StreamedResponse(_Response):
             out += self._event("output_item.done", output_index=index, item=item)
         return out
 
+    def _searches(self, queries: Sequence[str]) -> bytes:
+        self._search = SearchItem(queries, self.call.include_results)
+        place = {"output_index": self._index(self._search)}
+        out = self._event("output_item.added", **place, item=self._search.item("in_progress"))
+        for stage in ("in_progress", "searching"):
+            out += self._event(f"file_search_call.{stage}", **place, item_id=self._search.item_id)
+        return out
+
+    def _searched(self, search: SearchItem, hits: Sequence[StoreHit]) -> bytes:
+        search.hits = hits
+        place = {"output_index": self._index(search)}
+        out = self._event("file_search_call.completed", **place, item_id=search.item_id)
+        return out + self._event("output_item.done", **place, item=search.item("completed"))
+
     def _thinks(self, text: str) -> bytes:
         begin = b""
         if self._thought is None:
@@ -287,21 +340,26 @@ class StreamedResponse(_Response):
 
     def _said(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         begin, message = self._message()
-        message.pieces.append(text)
+        placed = message.say(text)
         message.logprobs += logprobs
-        return begin + self._delta("output_text.delta", **self._place(message), delta=text, logprobs=logprobs)
+        out = self._delta("output_text.delta", **self._place(message), delta=text, logprobs=logprobs)
+        return begin + out + self._annotations(message, placed)
 
     def _delta(self, kind: str, **payload: Any) -> bytes:
         return self._event(kind, **payload, **(obfuscation(payload["delta"]) if self.call.obfuscate else {}))
 
     def _cited(self, citation: Citation) -> bytes:
+        """Told behind the sentence that it supports."""
         begin, message = self._message()
-        found = annotation(citation, sum(map(len, message.pieces)))
-        message.annotations.append(found)
-        if self._open is not message:  # calls have begun since: the finished item tells it
-            return begin
-        place = self._place(message) | {"annotation_index": len(message.annotations) - 1}
-        return begin + self._event("output_text.annotation.added", **place, annotation=found)
+        message.cite(citation)
+        return begin
+
+    def _annotations(self, message: _Text, placed: Sequence[dict[str, Any]]) -> bytes:
+        first, place = len(message.annotations) - len(placed), self._place(message)
+        return b"".join(
+            self._event("output_text.annotation.added", **place, annotation_index=first + at, annotation=found)
+            for at, found in enumerate(placed)
+        )
 
     def _message(self) -> tuple[bytes, _Text]:
         """(what begins it, the message)."""
@@ -339,10 +397,11 @@ class StreamedResponse(_Response):
             where = {"item_id": item.item_id, "output_index": index}
             out = self._event("function_call_arguments.done", **where, name=item.name, arguments=item.arguments)
         else:
+            out = self._annotations(item, item.finish()) if isinstance(item, _Text) else b""
             place, part = self._place(item), item.part()
             kind = "output_text" if isinstance(item, _Text) else "reasoning_text"
             logprobs = {"logprobs": part["logprobs"]} if isinstance(item, _Text) else {}
-            out = self._event(f"{kind}.done", **place, text=part["text"], **logprobs)
+            out += self._event(f"{kind}.done", **place, text=part["text"], **logprobs)
             out += self._event("content_part.done", **place, part=part)
         status = "incomplete" if self._reason == "length" else "completed"
         return out + self._event("output_item.done", output_index=index, item=item.item(status))

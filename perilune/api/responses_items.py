@@ -28,7 +28,13 @@ Item = Mapping[str, Any]
 MAX_SUMMARY_CHARS = 1 << 20
 _COMPACTED = "perilune-1."
 _ITEM_ID = "^[!-~]{1,80}$"
-_PREFIX = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIX = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "file_search_call": "fs",
+}
 
 
 def as_items(value: object) -> object:
@@ -150,8 +156,8 @@ def messages_of(items: Sequence[WireItem], instructions: str | None) -> Iterator
         if item.type == "function_call":
             calls += _call(item, place)
             continue
-        if item.type == "reasoning":
-            continue  # what was thought before isn't said again
+        if item.type in ("reasoning", "file_search_call"):
+            continue  # what was thought or found before isn't said again
         if said is not None or calls:
             yield Message("assistant", said or (), tuple(calls))
             said, calls = None, []

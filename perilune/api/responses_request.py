@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from perilune.api.errors import Unsupported
 from perilune.api.fields import Effort, WireCacheOptions, check_fields, ignored_fields, prewarmed
+from perilune.api.file_search import RESULTS, TOOL, file_search_of
 from perilune.api.forms import WireResponseFormat, WireSchema, grammar_of
 from perilune.api.limits import parse_json_object
 from perilune.api.responses_items import Item, WireItem, as_items, kept, messages_of, read_items
@@ -75,10 +76,14 @@ class WireNamedChoice(Wire):
     name: Name
 
 
+class WireSearchChoice(Wire):
+    type: Literal["file_search"]
+
+
 class WireAllowedNames(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[WireNamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: list[WireNamedChoice | WireSearchChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 class WireTextFormat(Wire):
@@ -133,7 +138,9 @@ class WireResponse(Wire):
     reasoning: WireReasoning | None = None
     prompt_cache_options: WireCacheOptions | None = None
     tools: list[WireFunctionTool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | WireNamedChoice | WireAllowedNames | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | WireNamedChoice | WireAllowedNames | WireSearchChoice | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: WireText | None = None
     service_tier: str | None = Field(None, max_length=64)
@@ -155,6 +162,7 @@ class ResponseCall(ChatCall):
     conversation_id: str | None = None
     compaction: WireCompaction | None = None
     include_logprobs: bool = False
+    include_results: bool = False
     before: tuple[Item, ...] = ()
     compacted: tuple[dict[str, Any], ...] = ()
     echo: Mapping[str, Any] | None = None
@@ -202,7 +210,7 @@ def parse_response(
     wire = validated(WireResponse, raw)
     own = [kept(item) for item in items if isinstance(item, dict)] if isinstance(items, list) else []
     messages = tuple(messages_of([*read_items(before), *wire.input], wire.instructions))
-    request = _request(wire, messages, request_id, caller, arrival_s, settings)
+    request = _request(raw, wire, messages, request_id, caller, arrival_s, settings)
     store = wire.store is not False and caller.role != "read-only"
     if wire.background and not store:
         raise InvalidRequest(
@@ -222,6 +230,7 @@ def parse_response(
         conversation_id=talk,
         compaction=wire.context_management[0] if wire.context_management else None,
         include_logprobs=LOGPROBS in (wire.include or ()),
+        include_results=RESULTS in (wire.include or ()),
         before=tuple(before),
         echo=_echo(raw, wire, store, talk, request),
     )
@@ -235,6 +244,7 @@ def validated(shape: type[Body], raw: Mapping[str, Any]) -> Body:
 
 
 def _request(
+    raw: Mapping[str, Any],
     wire: WireResponse,
     messages: tuple[Message, ...],
     request_id: str,
@@ -260,6 +270,7 @@ def _request(
         context_policy=_policy(wire),
         service_class=service_class(wire.service_tier),
         tools=_tools(wire),
+        file_search=file_search_of(raw.get("tools") or [], wire.tool_choice),
         whole=not wire.stream and not wire.background,
         key_id=caller.key_id,
         limits=caller.limits,
@@ -293,10 +304,12 @@ def _grammar(text: WireText | None) -> Grammar | None:
 def _tools(wire: WireResponse) -> Tools:
     offered = []
     for index, tool in enumerate(wire.tools or ()):
+        if tool.type == TOOL:
+            continue
         if tool.type != "function" or tool.name is None:
             raise Unsupported(
-                f"tools[{index}] is no function with a name; this server runs no tools yet.",
-                hint="Offer functions.",
+                f"tools[{index}] is no function with a name, and file_search is the one tool that runs here.",
+                hint="Offer functions and file_search.",
                 param=f"tools[{index}].type",
             )
         function = WireFunction(
@@ -304,11 +317,17 @@ def _tools(wire: WireResponse) -> Tools:
         )
         offered.append(WireTool(type="function", function=function))
     choice = wire.tool_choice
+    searches = len(offered) < len(wire.tools or ())
+    if isinstance(choice, WireSearchChoice) or (choice == "required" and not offered and searches):
+        return tools_of(offered, "none" if offered else None, wire.parallel_tool_calls)  # it is searched anyway
     if isinstance(choice, WireNamedChoice):
         named = WireToolChoice(type="function", function=WireNamed(name=choice.name))
         return tools_of(offered, named, wire.parallel_tool_calls)
     if isinstance(choice, WireAllowedNames):
-        names = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+        functions = [tool for tool in choice.tools if isinstance(tool, WireNamedChoice)]
+        if not functions:
+            return tools_of(offered, "none" if offered else None, wire.parallel_tool_calls)
+        names = [{"type": "function", "function": {"name": tool.name}} for tool in functions]
         given = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": names}}
         return tools_of(offered, WireAllowedChoice.model_validate(given), wire.parallel_tool_calls)
     return tools_of(offered, choice, wire.parallel_tool_calls)

@@ -162,6 +162,34 @@ class Service:
 
     async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Answer a request; see `ports.ServiceApi.run`."""
+        parts, remote = self._parts, self._checked(request)
+        stream = None
+        if request.tools.offered or any(message.role == "tool" for message in request.messages):
+            request = prepared(request, parts.tool_format)
+            stream = ToolStream(parts.tool_format, request.n)
+        if request.sampling.grammar is not None:
+            await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
+        parts.telemetry.count("requests", service_class=request.service_class.name.lower())
+        async with self._ledger.reserve(request) as reserved:
+            with self._admission.enter(request.n):
+                if reserved.state is not None:
+                    yield Admitted(reserved.state)
+                async with aclosing(self._read_first(request)) as read:
+                    async for told in read:
+                        if isinstance(told, Request):
+                            request = told
+                        else:
+                            yield told
+                events = self._made(request, remote, stream is not None)
+                if request.verify:
+                    events = verified(events, request, parts.library)
+                async with aclosing(_accounted(events, reserved)) as accounted:
+                    async for event in accounted:
+                        for item in stream.translate(event) if stream is not None else (event,):
+                            yield item
+
+    def _checked(self, request: Request) -> bool:
+        """Whether a backend answers. Raises for what can't be asked, or not now."""
         parts, routes = self._parts, self._backends.routes
         remote = routes.serves(request.model) and not parts.model.means(request.model)
         if remote and (request.raw is not None or request.prewarm):
@@ -178,27 +206,21 @@ class Service:
         check_sampling(request.sampling, _ANY_VOCABULARY if remote else parts.model.vocab_size)
         if not self._ready:
             raise Overloaded("The server is starting or stopping.", hint="Try again in a few seconds.")
-        stream = None
-        if request.tools.offered or any(message.role == "tool" for message in request.messages):
-            request = prepared(request, parts.tool_format)
-            stream = ToolStream(parts.tool_format, request.n)
-        if request.sampling.grammar is not None:
-            await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
-        parts.telemetry.count("requests", service_class=request.service_class.name.lower())
-        async with self._ledger.reserve(request) as reserved:
-            with self._admission.enter(request.n):
-                if reserved.state is not None:
-                    yield Admitted(reserved.state)
-                if request.web_results:
-                    yield StageStarted("searching")
-                    request = await parts.web.with_results(request)
-                events = self._made(request, remote, stream is not None)
-                if request.verify:
-                    events = verified(events, request, parts.library)
-                async with aclosing(_accounted(events, reserved)) as accounted:
-                    async for event in accounted:
-                        for item in stream.translate(event) if stream is not None else (event,):
-                            yield item
+        return remote
+
+    async def _read_first(self, request: Request) -> AsyncGenerator[Event | Request, None]:
+        """What is told of searches before the answer; last comes the request with what was found."""
+        if request.file_search is not None:
+            async with aclosing(self._vector_stores.looked_up(request)) as found:
+                async for told in found:
+                    if isinstance(told, Request):
+                        request = told
+                    else:
+                        yield told
+        if request.web_results:
+            yield StageStarted("searching")
+            request = await self._parts.web.with_results(request)
+        yield request
 
     def _made(self, request: Request, remote: bool, with_tools: bool) -> AsyncGenerator[Event, None]:
         """The answer, by whoever is to give it."""

@@ -7,13 +7,27 @@ the search of the documents in it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
-from perilune.core import AttributeFilter, Passage, SearchResult, StoreHit
-from perilune.errors import NotFound
+from perilune.core import (
+    AttributeFilter,
+    Event,
+    FilePart,
+    FileSearched,
+    FileSearchStarted,
+    Passage,
+    Request,
+    SearchResult,
+    StoreHit,
+)
+from perilune.errors import InternalError, InvalidRequest, NotFound
 from perilune.memory.vector_stores import StoreFile, VectorStores
 from perilune.service.ports import Library
+
+MAX_FOUND_FILES = 16
+"""Files that a search adds to a request: the answer reads of them what helps, as of files that are named."""
 
 T = TypeVar("T")
 
@@ -40,19 +54,28 @@ class VectorStoreService:
     ) -> list[StoreHit]:
         """The best passages of the stores' files for any of the queries, best first, of at least this score.
         Raises `NotFound` and `InvalidRequest` as `VectorStores.searchable`."""
-        return await asyncio.to_thread(self._search, tenant, store_ids, queries, wanted, limit, min_score)
+        files = await self.run(lambda kept: kept.searchable(tenant, store_ids, wanted))
+        return await asyncio.to_thread(self._search, tenant, files, queries, limit, min_score)
+
+    async def looked_up(self, request: Request) -> AsyncGenerator[Event | Request, None]:
+        """What a request's file search tells, and last the request with the files that were found. Raises as
+        `search`, before the first event."""
+        wanted = request.file_search
+        if wanted is None:
+            raise InternalError("The request asks for no file search.")
+        files = await self.run(lambda kept: kept.searchable(request.tenant, wanted.store_ids, wanted.wanted))
+        queries = (_question(request),)
+        yield FileSearchStarted(queries)
+        hits = await asyncio.to_thread(
+            self._search, request.tenant, files, queries, wanted.max_results, wanted.min_score
+        )
+        yield FileSearched(tuple(hits))
+        yield _with_files(request, hits)
 
     def _search(
-        self,
-        tenant: str,
-        store_ids: Sequence[str],
-        queries: Sequence[str],
-        wanted: AttributeFilter | None,
-        limit: int,
-        min_score: float,
+        self, tenant: str, files: dict[str, StoreFile], queries: Sequence[str], limit: int, min_score: float
     ) -> list[StoreHit]:
-        stores, library = self._stores()
-        files = stores.searchable(tenant, store_ids, wanted)
+        library = self._stores()[1]
         best: dict[tuple[str, int], StoreHit] = {}
         for query in queries if files else ():
             for hit in hits_of(library.find(tenant, list(files), query, limit), files):
@@ -65,6 +88,26 @@ class VectorStoreService:
         if self._kept is None or self._library is None:
             raise NotFound("This process keeps no vector stores.", hint="Use `perilune serve`.")
         return self._kept, self._library
+
+
+def _question(request: Request) -> str:
+    """The newest thing the user said."""
+    said = [message.text for message in request.messages if message.role == "user" and message.text.strip()]
+    if not said:
+        raise InvalidRequest("There is no question to search for.", hint="End with a user's text.", param="input")
+    return said[-1]
+
+
+def _with_files(request: Request, hits: Sequence[StoreHit]) -> Request:
+    """The files of the best hits stand before the newest question, like files that the caller named."""
+    found = [each for each in dict.fromkeys(hit.file_id for hit in hits) if each not in request.file_ids]
+    if not found:
+        return request
+    at = max(index for index, message in enumerate(request.messages) if message.role == "user")
+    messages = list(request.messages)
+    parts = (*map(FilePart, found[:MAX_FOUND_FILES]), *messages[at].parts)
+    messages[at] = replace(messages[at], parts=parts)
+    return replace(request, messages=tuple(messages))
 
 
 def hits_of(found: SearchResult, files: dict[str, StoreFile]) -> list[StoreHit]:

@@ -57,6 +57,7 @@ def test_a_life(server: Server) -> None:
     only = client.vector_stores.search(store.id, query="Debian", filters=newer).data  # type: ignore[arg-type]
     assert {each.file_id for each in only} == {ids[0]}
 
+    check_file_search(server, store.id, ids[1], asked)
     answer = ask(server, [{"type": "file", "file": {"file_id": ids[1]}}, {"type": "text", "text": asked}], "octave")
     cited = (answer.model_extra or {})["perilune"]["citations"]
     assert {each["file_id"] for each in cited} == {ids[1]}
@@ -113,6 +114,36 @@ def test_kept_responses_are_rated_and_keys_are_kept_apart(server: Server) -> Non
         assert theirs.files.list().data == []
     shown = json.loads(server.cli("keys", "ls", "--json").stdout)
     assert made["id"] in json.dumps(shown)
+
+
+def check_file_search(server: Server, store_id: str, file_id: str, asked: str) -> None:
+    """The file of the answer is found, read and cited; the events come in order."""
+    tool: Any = {
+        "type": "file_search",
+        "vector_store_ids": [store_id],
+        "filters": {"type": "lt", "key": "year", "value": 2000},
+    }
+    include: Any = ["file_search_call.results"]
+    stream = server.client.responses.create(
+        model=MODEL, input=asked, tools=[tool], include=include, max_output_tokens=8, stream=True
+    )
+    events = list(stream)
+    kinds = [event.type for event in events]
+    searching = [f"response.file_search_call.{stage}" for stage in ("in_progress", "searching", "completed")]
+    assert [kind for kind in kinds if kind in searching] == searching
+    assert kinds.index(searching[-1]) < kinds.index("response.output_text.delta")
+    assert "response.output_text.annotation.added" in kinds
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    search, message = last.response.output
+    assert search.type == "file_search_call"
+    assert {each.file_id for each in search.results or []} == {file_id}
+    assert message.type == "message"
+    part = message.content[0]
+    assert part.type == "output_text"
+    assert {each.file_id for each in part.annotations} == {file_id}  # type: ignore[union-attr]
+    with pytest.raises(openai.NotFoundError):
+        server.client.responses.create(model=MODEL, input=asked, tools=[{**tool, "vector_store_ids": ["vs_no"]}])
 
 
 def ask(server: Server, content: Any, session: str) -> Any:
