@@ -15,6 +15,8 @@ from typing import Any
 import orjson
 
 from perilune.api.completion import finish_reason, unfinished
+from perilune.api.messages_request import MessagesCall
+from perilune.api.messages_sources import Quotable, Sources
 from perilune.api.schema import ChatCall
 from perilune.core import (
     ChoiceFinished,
@@ -95,7 +97,7 @@ def stop_of(event: ChoiceFinished) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": None}
 
 
-def citation_location(citation: Citation, files: Sequence[str]) -> dict[str, Any]:
+def citation_location(citation: Citation, files: Sequence[str | None]) -> dict[str, Any]:
     """Where a quote stands: page `n` ends before page `n + 1`, as the dialect counts."""
     return {
         "type": "page_location",
@@ -113,7 +115,9 @@ class _Message:
 
     def __init__(self, call: ChatCall, created_at: int) -> None:
         request = call.request
-        self._files = request.file_ids
+        sources = call.sources if isinstance(call, MessagesCall) else Sources()
+        self._files: Sequence[str | None] = sources.documents or request.file_ids
+        self._placer = sources.placer()
         self._base: dict[str, Any] = {
             "id": message_id(request.request_id),
             "type": "message",
@@ -139,6 +143,7 @@ class WholeMessage(_Message):
         match event:
             case TextDelta(text=text):
                 self._texts.append(text)
+                self._citations += [quoted.citation() for quoted, _ in self._placer.say(text)]
             case ReasoningDelta(text=text):
                 self._thoughts.append(text)
             case CitationAdded(Citation() as citation):
@@ -163,6 +168,7 @@ class WholeMessage(_Message):
         if self._end is None:
             raise unfinished()
         text = "".join(self._texts)
+        self._citations += [quoted.citation() for quoted, _ in self._placer.finish()]
         blocks: list[dict[str, Any]] = []
         if self._thoughts:
             blocks.append({"type": "thinking", "thinking": "".join(self._thoughts), "signature": SIGNATURE})
@@ -197,7 +203,7 @@ class StreamedMessage(_Message):
     def encode(self, event: Event) -> bytes:
         match event:
             case TextDelta(text=text) if text:
-                return self._in_text({"type": "text_delta", "text": text})
+                return self._in_text({"type": "text_delta", "text": text}) + self._quoted(self._placer.say(text))
             case ReasoningDelta(text=text):
                 return self._thinks(text)
             case CitationAdded(Citation() as citation) if self._kind != "tool_use":
@@ -222,6 +228,11 @@ class StreamedMessage(_Message):
     def _in_text(self, delta: dict[str, Any]) -> bytes:
         begin = b"" if self._kind == "text" else self._begin({"type": "text", "text": ""})
         return begin + self._delta(delta)
+
+    def _quoted(self, placed: Sequence[tuple[Quotable, int]]) -> bytes:
+        """Told behind the sentence that they support, while its block is open."""
+        cited = [{"type": "citations_delta", "citation": quoted.citation()} for quoted, _ in placed]
+        return b"".join(map(self._delta, cited))
 
     def _thinks(self, text: str) -> bytes:
         block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -252,6 +263,8 @@ class StreamedMessage(_Message):
         if kind is None:
             return b""
         signed = self._delta({"type": "signature_delta", "signature": SIGNATURE}) if kind == "thinking" else b""
+        if kind == "text":
+            signed = self._quoted(self._placer.finish())
         return signed + _event("content_block_stop", {"index": self._block})
 
     def _complete(self, event: Completed) -> bytes:

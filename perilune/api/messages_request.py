@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -15,6 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from perilune.api.errors import Unsupported
 from perilune.api.fields import WireThinking, check_fields, ignored_fields
 from perilune.api.limits import parse_json_object
+from perilune.api.messages_sources import Sources
 from perilune.api.schema import MAX_FILES, MAX_PARTS, ChatCall, check_count, effort_of, wrong_field
 from perilune.api.tools import MAX_CALLS, MAX_TOOLS, Name
 from perilune.api.wire import Wire
@@ -47,7 +49,7 @@ class WireSource(Wire):
     type: str = Field(max_length=64)
     data: str | None = None
     file_id: str | None = Field(None, max_length=128)
-    content: str | list[dict[str, Any]] | None = None
+    content: Blocks | None = None
 
 
 class WireEnabled(Wire):
@@ -59,7 +61,7 @@ class WireBlock(Wire):
 
     type: str = Field(max_length=64)
     text: str | None = None
-    source: WireSource | None = None
+    source: WireSource | Annotated[str, Field(max_length=4096)] | None = None
     title: str | None = Field(None, max_length=1024)
     context: str | None = None
     citations: WireEnabled | list[dict[str, Any]] | None = None
@@ -126,6 +128,13 @@ class WireMessages(Wire):
     output_config: WireOutput | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class MessagesCall(ChatCall):
+    """`sources` are what the answer may cite of the request."""
+
+    sources: Sources = field(default_factory=Sources)
+
+
 def parse_messages(
     body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings
 ) -> ChatCall:
@@ -134,16 +143,18 @@ def parse_messages(
     wire = _validated(raw, settings)
     if wire.max_tokens is None:
         raise InvalidRequest("max_tokens is missing.", hint="Say how long the answer may be.", param="max_tokens")
-    request = _request(wire, request_id, caller, arrival_s, settings)
+    sources = Sources()
+    request = _request(wire, request_id, caller, arrival_s, settings, sources)
     ignored = ignored_fields(raw, WireMessages.model_fields, "messages")
-    return ChatCall(request, bool(wire.stream), True, False, ignored=ignored)
+    return MessagesCall(request, bool(wire.stream), True, False, ignored=ignored, sources=sources)
 
 
 def parse_count_call(
     body: bytes, *, request_id: str, caller: Caller, arrival_s: float, settings: Settings
 ) -> ChatCall:
     """The body of POST /v1/messages/count_tokens: as a message, but without `max_tokens`. See `dialect.Parse`."""
-    request = _request(_validated(parse_json_object(body), settings), request_id, caller, arrival_s, settings)
+    wire = _validated(parse_json_object(body), settings)
+    request = _request(wire, request_id, caller, arrival_s, settings, Sources())
     return ChatCall(request, False, False, False)
 
 
@@ -156,8 +167,10 @@ def _validated(raw: Mapping[str, Any], settings: Settings) -> WireMessages:
         raise wrong_field(error) from None
 
 
-def _request(wire: WireMessages, request_id: str, caller: Caller, arrival_s: float, settings: Settings) -> Request:
-    messages = tuple(_messages(wire))
+def _request(
+    wire: WireMessages, request_id: str, caller: Caller, arrival_s: float, settings: Settings, sources: Sources
+) -> Request:
+    messages = tuple(_messages(wire, sources))
     prefix = ""
     if messages and messages[-1].role == "assistant" and not messages[-1].tool_calls:
         prefix, messages = messages[-1].text, messages[:-1]  # the answer begins with it
@@ -224,14 +237,14 @@ def _tools(wire: WireMessages) -> Tools:
 # --------------------------------------------------------------------------------------------------- messages
 
 
-def _messages(wire: WireMessages) -> Iterator[Message]:
+def _messages(wire: WireMessages, sources: Sources) -> Iterator[Message]:
     if wire.system:
         yield Message("system", tuple(TextPart(_text(block, "system")) for block in wire.system))
     for index, message in enumerate(wire.messages):
-        yield from _message(message, f"messages[{index}].content")
+        yield from _message(message, f"messages[{index}].content", sources)
 
 
-def _message(wire: WireMessage, param: str) -> Iterator[Message]:
+def _message(wire: WireMessage, param: str, sources: Sources) -> Iterator[Message]:
     """One message, but for results of tools: each of them is a message of its own, before the rest."""
     parts: list[TextPart | FilePart] = []
     calls: list[ToolCall] = []
@@ -241,17 +254,19 @@ def _message(wire: WireMessage, param: str) -> Iterator[Message]:
             case "text":
                 parts.append(TextPart(_text(block, place)))
             case "document":
-                parts.append(_document(block, place))
+                parts.append(_document(block, place, sources))
+            case "search_result":
+                parts.append(_search_result(block, place, sources))
             case "tool_use" if wire.role == "assistant":
                 calls.append(_call(block, place))
             case "tool_result" if wire.role == "user":
-                yield _result(block, place)
+                yield _result(block, place, sources)
             case "thinking" | "redacted_thinking":
                 pass  # what was thought before isn't said again
             case _:
                 raise Unsupported(
                     f"{place} is of a type this server can't read here.",
-                    hint="It takes text, document, tool_use and tool_result; upload files with POST /v1/files.",
+                    hint="It takes text, document, search_result, tool_use, tool_result; files by POST /v1/files.",
                     param=f"{place}.type",
                 )
     if len(calls) > MAX_CALLS:
@@ -266,18 +281,40 @@ def _text(block: WireBlock, param: str) -> str:
     return block.text
 
 
-def _document(block: WireBlock, param: str) -> TextPart | FilePart:
-    source = block.source
-    if source is not None and source.type == "file" and source.file_id:
+def _document(block: WireBlock, param: str, sources: Sources) -> TextPart | FilePart:
+    source, cited = block.source, _cited(block)
+    title = f"Document {block.title!r}:\n" if block.title else "Document:\n"
+    if isinstance(source, WireSource) and source.type == "file" and source.file_id:
+        sources.add_file(source.file_id)
         return FilePart(source.file_id)
-    if source is not None and source.type == "text" and source.data is not None:
-        title = f"Document {block.title!r}:\n" if block.title else "Document:\n"
+    if isinstance(source, WireSource) and source.type == "text" and source.data is not None:
+        sources.add_text(source.data, block.title, cited)
         return TextPart(f"{title}{source.data}\n\n")
+    if isinstance(source, WireSource) and source.type == "content" and source.content:
+        texts = _texts(source.content, f"{param}.source.content")
+        sources.add_blocks(texts, block.title, cited)
+        return TextPart(title + "\n".join(texts) + "\n\n")
     raise Unsupported(
-        f"{param} has a source this server can't read; it takes file and text.",
+        f"{param} has a source this server can't read; it takes file, text and content.",
         hint="Upload the document with POST /v1/files and name its file_id.",
         param=f"{param}.source",
     )
+
+
+def _search_result(block: WireBlock, param: str, sources: Sources) -> TextPart:
+    if not isinstance(block.source, str) or block.title is None or not block.content:
+        raise InvalidRequest(f"{param} has no source, title or content.", param=param)
+    texts = _texts(block.content, f"{param}.content")
+    sources.add_search_result(texts, block.source, block.title, _cited(block))
+    return TextPart(f"Search result {block.title!r} ({block.source}):\n" + "\n".join(texts) + "\n\n")
+
+
+def _texts(blocks: Sequence[WireBlock], param: str) -> list[str]:
+    return [_text(block, f"{param}[{at}]") for at, block in enumerate(blocks)]
+
+
+def _cited(block: WireBlock) -> bool:
+    return isinstance(block.citations, WireEnabled) and bool(block.citations.enabled)
 
 
 def _call(block: WireBlock, param: str) -> ToolCall:
@@ -288,10 +325,14 @@ def _call(block: WireBlock, param: str) -> ToolCall:
     return ToolCall(block.id, block.name, json.dumps(block.input or {}, ensure_ascii=False))
 
 
-def _result(block: WireBlock, param: str) -> Message:
+def _result(block: WireBlock, param: str, sources: Sources) -> Message:
     if block.tool_use_id is None:
         raise InvalidRequest(f"{param} names no tool_use_id.", param=f"{param}.tool_use_id")
-    texts: Sequence[str] = [_text(item, f"{param}.content[{at}]") for at, item in enumerate(block.content or ())]
+    texts = []
+    for at, item in enumerate(block.content or ()):
+        place = f"{param}.content[{at}]"
+        found = item.type == "search_result"
+        texts.append(_search_result(item, place, sources).text if found else _text(item, place))
     said = "".join(texts)
     text = f"Error: {said}" if block.is_error else said
     return Message("tool", (TextPart(text),), tool_call_id=block.tool_use_id)

@@ -23,7 +23,9 @@ T = TypeVar("T")
 class Placer(Generic[T]):
     """Takes citations and text as they come, and says where each citation belongs, as soon as that is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """`most` is how many citations a sentence gets, the best ones; None: all that support it."""
+        self._most = most
         self._analyser = Analyser()
         self._waiting: list[tuple[T, frozenset[str]]] = []
         self._text = ""
@@ -49,17 +51,27 @@ class Placer(Generic[T]):
 
     def end(self) -> list[tuple[T, int]]:
         """The answer is complete: where all the others belong."""
-        placed = self.say("")
-        if self._waiting:
-            for start, end in sentences(self._text[self._read :]):
-                placed += self._place(self._read + start, self._read + end)
+        placed = self.finish()
         placed += [(citation, len(self._text)) for citation, _ in self._waiting]
         self._waiting = []
         return placed
 
+    def finish(self) -> list[tuple[T, int]]:
+        """The answer is complete: those of its last sentences. What supports none isn't given."""
+        placed = self.say("")
+        if self._waiting:
+            for start, end in sentences(self._text[self._read :]):
+                placed += self._place(self._read + start, self._read + end)
+            self._read = len(self._text)
+        return placed
+
     def _place(self, start: int, end: int) -> list[tuple[T, int]]:
         said = frozenset(self._analyser.terms(self._text[start:end]))
-        fits = [len(said & held) >= max(LEAST_TERMS, SUPPORTED * len(said)) for _, held in self._waiting]
-        placed = [(citation, end) for (citation, _), fit in zip(self._waiting, fits, strict=True) if fit]
-        self._waiting = [each for each, fit in zip(self._waiting, fits, strict=True) if not fit]
+        least = max(LEAST_TERMS, SUPPORTED * len(said))
+        shared = [(len(said & held), at) for at, (_, held) in enumerate(self._waiting)]
+        fits = sorted((each for each in shared if each[0] >= least), key=lambda each: -each[0])[: self._most]
+        chosen = sorted(at for _, at in fits)
+        placed = [(self._waiting[at][0], end) for at in chosen]
+        for at in reversed(chosen):
+            del self._waiting[at]
         return placed
