@@ -67,8 +67,8 @@ async def test_whole_and_streamed_answers_are_equal(serve: Serve) -> None:
         "in_progress",
         "output_item.added",
         "content_part.added",
-        "output_text.annotation.added",
         *["output_text.delta"] * len(WORDS),
+        "output_text.annotation.added",  # behind the sentence that it supports, or all of them
         "output_text.done",
         "content_part.done",
         "output_item.done",
