@@ -513,6 +513,13 @@ def _running() -> list[Operation]:
     return [
         Operation("GET", "/v1/models", "What can be asked", json_of(listed(MODEL)), fails=()),
         Operation("GET", "/v1/models/{model}", "A model", json_of(MODEL)),
+        Operation(
+            "GET",
+            "/v1/users/me/balance",
+            "What a key may still spend, in Moonshot's dialect",
+            json_of(shape(code=WHOLE, data=shape(available_balance=NUMBER, cash_balance=NUMBER), status=YES)),
+            fails=(),
+        ),
         Operation("GET", "/v1/backends", "Backends and their state", json_of(listed(OBJECT)), fails=()),
         Operation("GET", "/v1/machine", "What this machine offers", json_of(OBJECT), fails=()),
         Operation(

@@ -406,7 +406,7 @@ def test_keys(server: Server) -> None:
         server.client.models.list()
     assert refused.value.code == "invalid_api_key"
     holder = server.client.with_options(api_key=key["key"])
-    assert [model.id for model in holder.models.list()] == [MODEL]
+    assert MODEL in [model.id for model in holder.models.list()]
     assert said(holder.chat.completions.create(**ASK))
     record = holder.files.create(file=("lease.txt", LEASE.encode()), purpose="user_data")
     holder.files.delete(record.id)

@@ -256,7 +256,7 @@ async def test_the_plan_is_told_before_the_backend_is_asked() -> None:
 async def test_what_is_not_passed_on_is_refused() -> None:
     asked = replace(_request(whole=True), tools=Tools((Tool("look"),)))
     async with routed(saying("x"), fallbacks=(("fake-1", "big"),)) as (bench, up):
-        with pytest.raises(InvalidRequest, match="not passed on") as caught:
+        with pytest.raises(InvalidRequest, match="aren't passed on") as caught:
             await anext(bench.service.run(asked))
         assert caught.value.param == "tools"
         assert not bench.service.backends.routes.stand_ins(replace(asked, model="fake-1"))

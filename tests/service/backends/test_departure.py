@@ -25,6 +25,7 @@ CLIENTS = {
 MAY_CONNECT = {
     "service/backends/openai.py": "the backends",
     "service/backends/searxng.py": "the web search, where one is configured and asked for",
+    "cli/replay.py": "replays a trace against a server that the caller names; its prompts are made up",
     "cli/remote.py": "asks a perilune server of this home",
     "cli/client.py": "finds that server",
     "runtime/hub/sources.py": "downloads models; sends names only",

@@ -23,3 +23,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_responses")),
     )
     op.create_index(op.f("ix_responses_tenant"), "responses", ["tenant", "created_at"])
+
+
+def downgrade() -> None:
+    op.drop_table("responses")

@@ -96,3 +96,11 @@ def _batches() -> None:
             ["batch_id"], ["batches.id"], name=op.f("fk_batch_sources_batch_id"), ondelete="CASCADE"
         ),
     )
+
+
+def downgrade() -> None:
+    for name in ("batch_sources", "batch_lines", "batches", "upload_parts", "uploads"):
+        op.drop_table(name)
+    op.drop_index(op.f("ix_files_expires_at"), "files")
+    with op.batch_alter_table("files") as table:
+        table.drop_column("expires_at")
