@@ -589,7 +589,10 @@ def _departure(settings: Settings, telemetry: Telemetry) -> Deidentified:
                 param=f"privacy.{key}",
             )
     treatments = {Kind(kind): Treatment(treatment) for kind, treatment in privacy.kinds.items()}
-    return Deidentified(Policy(treatments, privacy.terms, frozenset(privacy.local_only)), telemetry)
+    departure = Deidentified(Policy(treatments, privacy.terms, frozenset(privacy.local_only)), telemetry)
+    if settings.backends or settings.web_search.url:
+        departure.prepare()
+    return departure
 
 
 def _address(given: BackendSettings, probe_s: float) -> Address:

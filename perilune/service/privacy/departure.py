@@ -14,14 +14,18 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from perilune.errors import Forbidden
 from perilune.service.backends.departure import Departed, Leaving
 from perilune.service.privacy.blocks import Memo
-from perilune.service.privacy.detect import Detector
 from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, LABELS, Found, Kind, Treatment
 from perilune.service.privacy.placeholders import Restorer, Vault, replaced
 from perilune.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from perilune.service.privacy.detect import Detector
 
 _log = logging.getLogger(__name__)
 _AT_ONCE_CHARS = 2048
@@ -50,7 +54,18 @@ class Deidentified:
         self._policy = policy
         self._telemetry = telemetry
         self._memo = Memo()
-        self._detector = Detector(policy.terms, (kind for kind in Kind if policy.of(kind) is not Treatment.KEEP))
+
+    @cached_property
+    def _detector(self) -> Detector:
+        """Made when text is first to leave, or by `prepare`: it takes a second, which a process that sends nothing
+        away doesn't have to wait for."""
+        from perilune.service.privacy.detect import Detector
+
+        return Detector(self._policy.terms, (kind for kind in Kind if self._policy.of(kind) is not Treatment.KEEP))
+
+    def prepare(self) -> None:
+        """Be ready for the first text that leaves."""
+        self._detector.find("")
 
     async def leave(self, leaving: Leaving) -> Departed:
         """See `Departure.leave`. Raises `Forbidden` for a tenant whose text stays here, and where a kind was found
