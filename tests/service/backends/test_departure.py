@@ -43,8 +43,8 @@ MAY_OPEN_SOCKETS = {
 
 
 def imported(path: Path) -> set[str]:
-    """Modules and names that a file imports anywhere. By its code, not by `ast`: in CPython 3.11 a parse fails now and
-    then with "recursion depth mismatch" while another thread of the process builds a tree, too (gh-106905)."""
+    """Modules and names that a file imports anywhere. By its code, not by `ast`: in CPython 3.11 a parse fails now
+    and then with "recursion depth mismatch" while another thread builds a tree, too (gh-106905)."""
     names: set[str] = set()
     pending = [compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)]
     while pending:
