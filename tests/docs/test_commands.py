@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ TOGETHER = ("quick-start.md", "backup.md", "documents.md", "endless-chat.md", "p
 """These share a home and its server; the others make keys, change the model or move the home."""
 
 LIMIT_S = 170
+CURL = shutil.which("curl") or "curl"
 NOT_RUN_AT_MOST = 12
 """A page whose commands nobody can run is no how-to."""
 
@@ -46,6 +48,9 @@ class Newcomer:
             shim = self._made("bin") / name
             shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
             shim.chmod(0o755)
+        shim = self._made("bin") / "curl"  # which takes an HTTP error for success, unless told
+        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(CURL)} --fail-with-body "$@"\n')
+        shim.chmod(0o755)
         self.servers = self._made("servers")
 
     def run(self, page: Path) -> subprocess.CompletedProcess[str]:

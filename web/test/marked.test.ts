@@ -20,6 +20,8 @@ test("a mark that began on the page before marks what is here", () => {
 
 test("a quote is found over other white space, and special characters are only that", () => {
   assert.equal(quoteIn("He said:\n  (a+b)* costs $5", "(a+b)*   costs $5").marked, "(a+b)* costs $5");
+  const punctuation = "well-known !\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~";
+  assert.equal(quoteIn(`It is ${punctuation} here`, punctuation).marked, punctuation);
   assert.equal(quoteIn("nothing", "else").marked, "");
 });
 

@@ -28,7 +28,7 @@ export function Composer({ answering, onAsk, onStop }: Props) {
   const [text, setText] = useState("");
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
-  const coming = attachments.value.some((each) => each.id.value === null && each.failure.value === null);
+  const coming = attachments.value.some((each) => each.id.value === null); // a failed one must be taken away first
   const ready = text.trim() !== "" && !answering && !coming;
 
   useSignalEffect(() => {

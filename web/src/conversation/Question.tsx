@@ -65,7 +65,7 @@ function Editor({ entry, thread, onClose }: { entry: Entry; thread: Thread; onCl
         aria-label={t("edit.question")}
         onInput={(event) => setText(event.currentTarget.value)}
         onKeyDown={(event) => {
-          if (event.isComposing) return;
+          if (event.isComposing || event.keyCode === 229) return; // Enter belongs to the input method
           if (event.key === "Escape") onClose();
           if (event.key === "Enter" && !event.shiftKey) {
             event.preventDefault();

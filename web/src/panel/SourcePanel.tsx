@@ -20,7 +20,7 @@ export function SourcePanel() {
       class={styles["panel"]}
       aria-label={t("panel.label")}
       tabIndex={-1}
-      onKeyDown={(event) => event.key === "Escape" && closePanel()}
+      onKeyDown={(event) => event.key === "Escape" && (event.preventDefault(), closePanel())} // and stops no answer
     >
       <header class={styles["head"]}>
         <h2>{shown.kind === "page" ? shown.filename : t("panel.turn")}</h2>

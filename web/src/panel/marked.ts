@@ -34,7 +34,7 @@ export function piecesOf(text: string, start: number, mark: { start: number; end
 export function quoteIn(text: string, quote: string): Pieces {
   const words = quote.trim().split(/\s+/).filter((word) => word !== "");
   if (words.length === 0 || words.length > 2_000) return { before: text, marked: "", after: "" };
-  const pattern = words.map((word) => word.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&")).join("\\s+");
+  const pattern = words.map((word) => word.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&")).join("\\s+");
   const found = new RegExp(pattern, "u").exec(text);
   if (!found) return { before: text, marked: "", after: "" };
   const end = found.index + found[0].length;

@@ -23,7 +23,7 @@ export const SHORTCUTS: readonly Shortcut[] = [
   {
     keys: ["Esc"],
     does: "shortcut.stop",
-    matches: (event) => event.key === "Escape" && !event.isComposing && dialog.value === null,
+    matches: (event) => event.key === "Escape" && !event.isComposing && !document.querySelector("dialog[open], :popover-open"),
     act: stopOrClose,
   },
   {

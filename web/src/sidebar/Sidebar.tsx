@@ -25,7 +25,7 @@ export function Sidebar() {
   return (
     <>
       {open && <div class={styles["shade"]} onClick={close} />}
-      <nav class={styles["sidebar"]} data-open={open} aria-label={t("sidebar.label")} onKeyDown={(event) => event.key === "Escape" && close()}>
+      <nav class={styles["sidebar"]} data-open={open} aria-label={t("sidebar.label")} onKeyDown={(event) => open && event.key === "Escape" && (event.preventDefault(), close())}>
         <div class={styles["brand"]}>
           <Mark />
           <span>Perilune</span>

@@ -140,8 +140,8 @@ export class Thread {
   private rejoinPending(): void {
     const pending = pendingOf(this.session);
     if (!pending) return;
-    const last = this.entries.peek().at(-1);
-    if (last?.answerId.peek() === pending.id) return forgetPending(this.session); // it was completed meanwhile
+    const known = this.entries.peek().some((each) => each.answerId.peek() === pending.id);
+    if (known) return forgetPending(this.session); // it was completed meanwhile
     const question = this.newEntry("user");
     question.text.value = pending.question;
     question.files.value = pending.files;
@@ -159,7 +159,7 @@ export class Thread {
         break;
       } catch (error) {
         if (this.leaving.signal.aborted || this.stopping) break;
-        if (error instanceof AnswerLost && again === 0 && !(await this.wasKept(question))) {
+        if (error instanceof AnswerLost && again === 0 && (await this.isGone(question))) {
           const before = this.entries.peek().slice(0, this.entries.peek().indexOf(question));
           const live = new Live();
           live.connection.value = "again";
@@ -220,7 +220,7 @@ export class Thread {
   /** After the end, whatever it was: what the server keeps takes the place of what was shown. */
   private async settle(question: Entry, reply: Entry): Promise<void> {
     const live = reply.live.peek();
-    reply.text.value = live?.text ?? "";
+    if (reply.turn.peek() === null) reply.text.value = live?.text ?? ""; // else the whole of it was adopted already
     if (this.stopping && reply.finish.peek() === null) reply.finish.value = "cancelled";
     if (reply.finish.peek() === null && reply.failure.peek() === null) reply.finish.value = "error";
     try {
@@ -230,6 +230,15 @@ export class Thread {
     }
     reply.live.value = null;
     forgetPending(this.session);
+  }
+
+  /** Whether the server surely doesn't keep this question. Where it can't be asked, nothing is sent again. */
+  private async isGone(question: Entry): Promise<boolean> {
+    try {
+      return !(await this.wasKept(question));
+    } catch {
+      return false;
+    }
   }
 
   /** Whether the server keeps this question; it and its answer are then adopted. */
