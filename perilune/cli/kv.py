@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from perilune.build import KV_FOLDER, SEGMENT_FOLDER
+from perilune.build.opened import KV_FOLDER, SEGMENT_FOLDER
 from perilune.cli.client import find_server
 from perilune.cli.console import print_json, say, table
 from perilune.config import Settings

@@ -64,7 +64,7 @@ def _backend_facts(backend: str) -> dict[str, object]:
 def _model_facts(
     model: Path, dtype: Precision, decode_weights: DecodeWeights, lora: Path | None, kv: KVCacheSettings
 ) -> dict[str, object]:
-    from perilune.build import tier_settings
+    from perilune.build.models import tier_settings
     from perilune.runtime.loader import describe_model
 
     tiers = tier_settings(kv, model.parent)  # sizes alone: nothing is made in the folder

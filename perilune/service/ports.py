@@ -1,7 +1,7 @@
 """What the service needs from the layers below, and what it offers to the layers above. Types only.
 
 `Engine` is `engine.loop.EngineLoop`; `Tokenizer` and `ChatTemplate` come with the model (runtime); `Library` is
-`memory.library.Library`. `build.py` hands real ones to the service; tests hand small fakes.
+`memory.library.Library`. `build` hands real ones to the service; tests hand small fakes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perilune.build import tier_settings
+from perilune.build.models import tier_settings
 from perilune.cli import doctor
 from perilune.cli.doctor import BASE_BYTES, Check, examine
 from perilune.cli.ports import is_free, owner_of

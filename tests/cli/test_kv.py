@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from perilune.build import KV_FOLDER
+from perilune.build.opened import KV_FOLDER
 from perilune.runtime.kv.disk import DiskKVStore
 from tests.cli.conftest import Command
 

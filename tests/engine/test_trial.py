@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perilune.build import _scheduling
+from perilune.build.engine import scheduling_policy
 from perilune.config import SchedulerSettings
 from perilune.core import FinishReason, ServiceClass
 from perilune.engine.compare import MACHINES, POLICIES
@@ -141,7 +141,7 @@ def test_an_engine_runs_on_it(slot_s: float | None) -> None:
 
 def test_what_the_settings_make() -> None:
     def made(**settings: object) -> SchedulingPolicy:
-        return _scheduling(SchedulerSettings.model_validate(settings), Telemetry())
+        return scheduling_policy(SchedulerSettings.model_validate(settings), Telemetry())
 
     assert isinstance(made(), DeadlinePolicy)
     assert isinstance(made(shadow='["deadline"]'), DeadlinePolicy)

@@ -13,7 +13,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from perilune.build import Application, _rates_file, build
+from perilune.build import Application, build
+from perilune.build.models import rates_file
 from perilune.config import KVCacheSettings, RuntimeSettings, Settings
 from perilune.core import (
     Completed,
@@ -131,13 +132,13 @@ async def test_a_home_folder_has_one_owner(settings: Settings) -> None:
 
 def test_rates_measured_another_way_are_not_taken_over(tmp_path: Path) -> None:
     info = ModelInfo("m", "llama", 2048, 1, 1, "f" * 64, (), "bf16+q8", "native avx2, 2 threads on libgomp.so.1")
-    file = _rates_file(tmp_path, info, 2)
-    assert file == _rates_file(tmp_path, replace(info, model_id="another name"), 2)
+    file = rates_file(tmp_path, info, 2)
+    assert file == rates_file(tmp_path, replace(info, model_id="another name"), 2)
     others = [
-        _rates_file(tmp_path, replace(info, fingerprint="e" * 64), 2),
-        _rates_file(tmp_path, replace(info, kernels="native avx512, 2 threads on libgomp.so.1"), 2),
-        _rates_file(tmp_path, replace(info, weights_resident="bf16"), 2),
-        _rates_file(tmp_path, info, 1),
+        rates_file(tmp_path, replace(info, fingerprint="e" * 64), 2),
+        rates_file(tmp_path, replace(info, kernels="native avx512, 2 threads on libgomp.so.1"), 2),
+        rates_file(tmp_path, replace(info, weights_resident="bf16"), 2),
+        rates_file(tmp_path, info, 1),
     ]
     assert len({file, *others}) == 5
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perilune.build import _departure
+from perilune.build.backends import departure_of
 from perilune.config import BackendSettings, PrivacySettings, Settings
 from perilune.core import Completed, TextDelta
 from perilune.errors import ConfigError, Forbidden
@@ -180,8 +180,8 @@ def settings(**privacy: Any) -> Settings:
 
 
 def test_settings_are_checked() -> None:
-    _departure(settings(kinds="phone=drop,order=keep", trusted=("up",)), Telemetry())
+    departure_of(settings(kinds="phone=drop,order=keep", trusted=("up",)), Telemetry())
     with pytest.raises(ConfigError, match=r"privacy\.kinds names 'fone'"):
-        _departure(settings(kinds={"fone": "drop"}), Telemetry())
+        departure_of(settings(kinds={"fone": "drop"}), Telemetry())
     with pytest.raises(ConfigError, match=r"privacy\.trusted names 'down'"):
-        _departure(settings(trusted=("down",)), Telemetry())
+        departure_of(settings(trusted=("down",)), Telemetry())
