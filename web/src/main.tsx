@@ -14,16 +14,16 @@ import { followAddress } from "./state/route";
 const AGAIN_MS = 2_000;
 
 /** Ask for what the page needs; what fails is shown in the sidebar, and an absent server is tried again. */
-async function load(): Promise<void> {
-  await loadSessions();
-  if (models.peek().length === 0) await loadModels().catch(() => undefined);
+function load(): void {
+  void loadSessions();
+  if (models.peek().length === 0) loadModels().catch(() => undefined); // whoever asks a question hears of it
 }
 
 applySettings();
 followAddress();
 listenToKeys();
 render(<App />, document.getElementById("page")!);
-void load();
+load();
 
 // Whatever finds the server gone, this finds it again.
 let waiting = false;
@@ -32,6 +32,6 @@ effect(() => {
   waiting = true;
   setTimeout(() => {
     waiting = false;
-    void load();
+    load();
   }, AGAIN_MS);
 });

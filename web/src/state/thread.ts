@@ -12,7 +12,7 @@ import { Entry, keptEntry, Live } from "./entry";
 import { messagesFor } from "./history";
 import { forgetPending, notePending, pendingOf } from "./pending";
 import { noteSession, sessionOf } from "./conversations";
-import { currentModel } from "./models";
+import { modelToAsk } from "./models";
 import { useProfile, within } from "./settings";
 
 export type ThreadState = { is: "loading" } | { is: "ready" } | { is: "missing" } | { is: "failed"; error: unknown };
@@ -80,7 +80,7 @@ export class Thread {
     question.files.value = asking.files;
     const before = this.entries.peek();
     const reply = this.begin([...before, question]);
-    void this.follow(question, reply, asking, () => answer(this.request(before, asking), this.leaving.signal));
+    void this.follow(question, reply, asking, () => this.asked(before, asking));
   }
 
   /** Ask in the place of a question that isn't kept: its answer failed, or it was edited before anything was said. */
@@ -121,9 +121,17 @@ export class Thread {
     return reply;
   }
 
-  private request(before: readonly Entry[], asking: Asking): Ask {
+  /** The answer to a question, which leaves as soon as it is known whom to ask. */
+  private async *asked(before: readonly Entry[], asking: Asking): AsyncGenerator<AnswerEvent> {
+    const { signal } = this.leaving;
+    const model = await modelToAsk();
+    if (this.stopping) return;
+    yield* answer(this.request(model, before, asking), signal);
+  }
+
+  private request(model: string, before: readonly Entry[], asking: Asking): Ask {
     const ask: Ask = {
-      model: currentModel(),
+      model,
       session: this.session,
       messages: messagesFor(before, asking.text, asking.files),
       profile: useProfile.peek(),
@@ -164,7 +172,7 @@ export class Thread {
           const live = new Live();
           live.connection.value = "again";
           reply.live.value = live;
-          stream = () => answer(this.request(before, asking), this.leaving.signal);
+          stream = () => this.asked(before, asking);
           continue;
         }
         reply.failure.value = error instanceof AnswerLost ? null : error;
