@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from perilune.runtime.hub.pull import pull
 from perilune.runtime.tokenizer_gguf import convert_tokenizer
-from tests.postgres import postgres_server
+from tests.postgres import new_database, postgres_server
 
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -43,7 +43,15 @@ def gemma_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The URL of a real PostgreSQL server's empty database."""
+def postgres_of_all() -> Iterator[str]:
+    """The URL of a real PostgreSQL server, for `postgres`."""
     with postgres_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def postgres(postgres_of_all: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty database of a real PostgreSQL server: each file of tests has its own, so that what one
+    leaves isn't another's."""
+    with new_database(postgres_of_all, request.module.__name__.replace(".", "_")[-60:]) as url:
         yield url

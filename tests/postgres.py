@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 START_S = 60
 _FAST = ("fsync=off", "full_page_writes=off", "synchronous_commit=off", "shared_buffers=32MB", "max_connections=40")
@@ -32,11 +33,23 @@ def postgres_server() -> Iterator[str]:
         if user is not None:
             os.chown(folder, user, -1)
         data = folder / "data"
-        made = [programs / "initdb", "-D", data, "-U", "tests", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+        made: list[str | Path] = [
+            programs / "initdb",
+            "-D",
+            data,
+            "-U",
+            "tests",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-N",
+        ]
         subprocess.run(made, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
         options = [part for option in (*_FAST, "listen_addresses=") for part in ("-c", option)]
         with (folder / "log").open("wb") as log:
-            started = [programs / "postgres", "-D", data, "-k", folder, *options]
+            started: list[str | Path] = [programs / "postgres", "-D", data, "-k", folder, *options]
             server = subprocess.Popen(started, user=user, cwd=folder, stdout=log, stderr=log)
         try:
             _until_ready(f"host={folder} user=tests dbname=postgres", server, folder / "log")
@@ -46,6 +59,15 @@ def postgres_server() -> Iterator[str]:
             server.wait(START_S)
     finally:
         shutil.rmtree(folder)
+
+
+@contextmanager
+def new_database(url: str, name: str) -> Iterator[str]:
+    """The URL of another, empty database of the server at `url`; dropped behind the block."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        yield url.replace("/postgres?", f"/{name}?")
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def _programs() -> Path:

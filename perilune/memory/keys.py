@@ -231,11 +231,13 @@ class Keyring:
     def _pepper(self, create: bool) -> bytes:
         """The pepper; a new one only while no key depends on it. Raises `ConfigError` where it is lost."""
         path = self._home / _PEPPER_FILE
+        needed = not create or self.exist()  # asked first: whoever made a key had written the file before
         if not path.exists():
-            if not create or self.exist():
+            if needed:
                 raise ConfigError(
                     "The file that makes API keys verifiable (`pepper` in the home folder) is missing.",
-                    hint="Restore it from a backup, or delete every key and make new ones.",
+                    hint="Restore it from a backup, or copy it from the home folder of another server of this"
+                    " database, or delete every key and make new ones.",
                 )
             _write_once(path, secrets.token_bytes(32))
         pepper = path.read_bytes()

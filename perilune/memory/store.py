@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +27,7 @@ from perilune.memory.schema import HEAD
 
 BUSY_TIMEOUT_MS = 10_000
 _SCRUB_TIMEOUT_MS = 500
+_AGAIN_S = 0.01
 DATABASE_FILE = "perilune.db"
 _LOCK_FILE = "database.lock"
 _WRITE = "perilune_write"
@@ -219,13 +222,9 @@ def _tune_sqlite(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver's guesses
-        for pragma in (
-            f"busy_timeout = {BUSY_TIMEOUT_MS}",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "foreign_keys = ON",
-            "secure_delete = ON",
-        ):
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").close()
+        _use_wal(connection)
+        for pragma in ("synchronous = FULL", "foreign_keys = ON", "secure_delete = ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @sa.event.listens_for(engine, "begin")
@@ -233,6 +232,20 @@ def _tune_sqlite(engine: sa.Engine) -> None:
         # A deferred transaction that reads first can't become a writer once another one has committed.
         write = connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Keep the database in WAL mode. Where others have a new file open, SQLite refuses at once whatever the busy
+    timeout is, so it is asked until then. Raises `sqlite3.OperationalError`."""
+    end = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+        time.sleep(_AGAIN_S)
 
 
 def _address(url: str) -> sa.URL:

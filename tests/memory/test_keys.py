@@ -77,6 +77,19 @@ def test_nothing_stored_opens_the_door(keyring: Keyring, store: Store, tmp_path:
     assert pepper.read_bytes() not in (tmp_path / DATABASE_FILE).read_bytes()
 
 
+def test_two_processes_that_make_the_first_key_at_once(store: Store, tmp_path: Path) -> None:
+    """The other one's file and key come between two looks of this one."""
+    other = Keyring(store, tmp_path)
+
+    class Slow(Keyring):
+        def exist(self) -> bool:
+            other.create("acme")
+            return super().exist()
+
+    key, made = Slow(store, tmp_path).create("acme")
+    assert other.authenticate(key).key_id == made.key_id
+
+
 def test_lost_pepper_is_named(keyring: Keyring, tmp_path: Path) -> None:
     key, _ = keyring.create()
     (tmp_path / "pepper").unlink()

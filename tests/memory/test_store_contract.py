@@ -3,9 +3,12 @@ documents, sessions, answers, keys and usage."""
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from alembic.script import ScriptDirectory
 from perilune.core import KeptAnswer, SessionTurn, Span
 from perilune.errors import ConfigError
 from perilune.memory import audit, entries
+from perilune.memory import store as module
 from perilune.memory.indexer import Indexer
 from perilune.memory.keys import Keyring
 from perilune.memory.library import Library
@@ -27,7 +31,7 @@ from perilune.memory.ratings import Chosen, NewRating, Ratings
 from perilune.memory.responses import Made, ResponseStore
 from perilune.memory.schema import HEAD, METADATA, TENANTS
 from perilune.memory.sessions import Sessions
-from perilune.memory.store import Store, alembic_settings
+from perilune.memory.store import DATABASE_FILE, Store, alembic_settings
 from perilune.memory.usage import UsageStore, Used
 from perilune.memory.vector_stores import NewStoreFile, VectorStores
 from perilune.memory.vectors.lance import LanceIndex
@@ -148,6 +152,28 @@ def test_stores_that_open_together_migrate_once(tmp_path: Path, database: str) -
     assert [each.version() for each in opened] == [HEAD, HEAD]
     for each in opened:
         each.close()
+
+
+def test_a_new_file_that_others_have_open_is_waited_for(tmp_path: Path) -> None:
+    """They hold it for a moment while they make it. SQLite's switch to WAL doesn't wait for them by itself."""
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(Store, tmp_path)
+            with pytest.raises(TimeoutError):
+                opening.result(0.3)
+            other.execute("COMMIT")
+            opened = opening.result(60)
+    assert opened.version() == HEAD
+    opened.close()
+
+
+def test_a_file_that_stays_locked_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUSY_TIMEOUT_MS", 50)
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match="database is locked"):
+            Store(tmp_path)
 
 
 def unmade(database: str) -> None:
