@@ -124,7 +124,7 @@ def test_stop_keeps_what_was_said(desks: Opener, server: Server, scripted: Scrip
     desk.ask("Count for a long time.")
     expect(desk.answers.first).to_contain_text("word20")
     desk.page.get_by_role("button", name="Stop").click()
-    expect(desk.answers.first).to_contain_text("You stopped this answer")
+    expect(desk.answers.first).to_contain_text("This answer was stopped")
     server.until_idle()
     assert "word500" not in desk.answers.first.inner_text()
     desk.page.reload()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from playwright.sync_api import expect
@@ -138,7 +139,11 @@ def opened_ms(desk: Any) -> float:
 
 
 def measure(desks: Opener, server: Server, scripted: ScriptedServer, seconds: float) -> dict[str, float]:
-    """Figures of the long thread: ms to open, and the slowest frames while scrolling, typing and streaming."""
+    """Figures of the long thread: ms to open, and the slowest frames while scrolling, typing and streaming. Of a
+    branch of it, which the sidebar leads to: the thread stays as it is for who measures next."""
+    fork = Request(f"{server.url}/v1/sessions/long/fork", json.dumps({"turn": TURNS}).encode(), method="POST")
+    fork.add_header("content-type", "application/json")
+    urlopen(fork).close()
     desk = desks(server.url, stored=SCRIPTED)
     paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
     figures = {"first_paint_ms": float(desk.page.evaluate(paint)), "open_ms": opened_ms(desk)}
@@ -284,6 +289,34 @@ def test_an_answer_outlives_its_server(
         expect(desk.answers.first).to_contain_text("Here again.")
         expect(desk.answers).to_have_count(1)
         desk.shot("23-server-back")
+
+
+def test_a_server_that_is_restarted_in_order_is_waited_for(
+    desks: Opener, cable: Cable, tmp_path: Path, smollm2_path: Path, scripted: ScriptedServer
+) -> None:
+    """Its goodbye in the middle of an answer is no failure: once it is back the page shows what it kept of it."""
+    home = new_home(tmp_path, smollm2_path)
+    scripted.script.say(*(f"word{n} " for n in range(2_000)), per_s=40)
+    settings = {"PERILUNE_MEMORY__EMBEDDER": "off", **scripted.settings()}
+    with serving(home, **settings) as first:
+        cable.target = port_of(first)
+        desk = desks(cable.url, stored=SCRIPTED)
+        desk.ask("Count until you are restarted.")
+        expect(desk.answers.first).to_contain_text("word10")
+        first.process.send_signal(signal.SIGTERM)
+        expect(desk.page.get_by_text("The connection was lost.").first).to_be_visible()
+        first.process.wait()
+        expect(desk.page.get_by_text("The connection was lost.").first).to_be_visible()
+    scripted.script.say("Here ", "again.")
+    with serving(home, **settings) as second:
+        cable.target = port_of(second)
+        desk.answered()
+        expect(desk.answers.first).to_contain_text("word10")
+        expect(desk.answers.first).to_contain_text("The server was restarted")
+        desk.shot("23-server-restarted")
+        desk.page.get_by_role("button", name="Ask again").click()
+        expect(desk.answers.first).to_contain_text("Here again.")
+        expect(desk.page.get_by_role("group", name="Versions")).to_contain_text("2/2")
 
 
 def test_a_dropped_connection_is_taken_up_again(

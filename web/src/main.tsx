@@ -4,7 +4,7 @@ import { render } from "preact";
 import "./design/tokens.css";
 import "./design/base.css";
 import { App } from "./app/App";
-import { online } from "./api/client";
+import { key, online } from "./api/client";
 import { listenToKeys } from "./settings/shortcuts";
 import { loadSessions } from "./state/conversations";
 import { loadModels, models } from "./state/models";
@@ -23,7 +23,11 @@ applySettings();
 followAddress();
 listenToKeys();
 render(<App />, document.getElementById("page")!);
-load();
+let begun = false;
+key.subscribe((given) => {
+  if (!begun || given !== null) load(); // again with another key: without it, all was refused
+  begun = true;
+});
 
 // Whatever finds the server gone, this finds it again.
 let waiting = false;

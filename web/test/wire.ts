@@ -1,4 +1,10 @@
-/** A server as the page hears it: `fetch` gives what a test says for a method and a path, and notes what was asked. */
+/**
+ * A server as the page hears it: `fetch` gives what a test says for a method and a path, and notes what was asked. The
+ * page's clocks run faster meanwhile.
+ */
+
+const FASTER = 50;
+const later = globalThis.setTimeout;
 
 export interface Asked {
   method: string;
@@ -15,7 +21,16 @@ export class Wire {
 
   constructor() {
     globalThis.fetch = ((path: string, init: RequestInit = {}) => this.reply(path, init)) as typeof fetch;
-    globalThis.requestAnimationFrame = (run) => setTimeout(() => run(performance.now()), 0) as unknown as number;
+    globalThis.requestAnimationFrame = (run) => later(() => run(performance.now()), 0) as unknown as number;
+    globalThis.setTimeout = ((run: () => void, ms = 0) => later(run, ms / FASTER)) as typeof setTimeout;
+    const kept = new Map<string, string>();
+    const storage = {
+      getItem: (name: string) => kept.get(name) ?? null,
+      setItem: (name: string, value: string) => void kept.set(name, value),
+      removeItem: (name: string) => void kept.delete(name),
+    };
+    Object.defineProperty(globalThis, "sessionStorage", { value: storage, configurable: true });
+    Object.defineProperty(globalThis, "document", { value: { hidden: false }, configurable: true });
   }
 
   /** What is said from now on; the newest that fits counts. */
@@ -36,6 +51,11 @@ export class Wire {
     if (!found) throw new TypeError(`nobody answers ${asked.method} ${path}`);
     init.signal?.throwIfAborted();
     return found[2](asked, init.signal ?? null);
+  }
+
+  /** A reply that never comes: it ends when whoever asked gives up. */
+  static silent(_: Asked, signal: AbortSignal | null): Promise<Response> {
+    return new Promise((_, reject) => signal?.addEventListener("abort", () => reject(signal.reason as Error)));
   }
 }
 
@@ -66,6 +86,11 @@ export async function until(what: () => boolean, within_ms = 3_000): Promise<voi
   const end = performance.now() + within_ms;
   while (!what()) {
     if (performance.now() > end) throw new Error(`never: ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, 5));
+    await moment(5);
   }
+}
+
+/** By the clock on the wall. */
+export function moment(ms: number): Promise<void> {
+  return new Promise((resolve) => later(resolve, ms));
 }

@@ -1,5 +1,5 @@
 /** Asking: one streamed answer, which goes on after a dropped connection. Knows the dialect, not what is shown of it. */
-import { authorised, call, json, online, Refused, refusedOf, Unreachable } from "./client";
+import { call, json, reach, Refused, refusal, Unreachable } from "./client";
 import { eventsOf, type StreamEvent } from "./eventStream";
 import type { Citation, Degradation, FinishReason, Plan, Report, Usage } from "./types";
 
@@ -46,20 +46,21 @@ export interface Ask {
 /** The server doesn't know the answer any more: it was restarted, or the page was away for too long. */
 export class AnswerLost extends Error {}
 
+/** The server begins a stream within a second, whatever it has to do for it. */
+const HEAD_LIMIT_S = 30;
 /** A connection without a byte for so long is broken: the server is never silent for more than a second. */
 const SILENCE_S = 20;
 const RETRY_S = [0.3, 0.7, 1, 1.5, 2];
 const GIVE_UP_S = 180;
+/** Connections that end at once, one behind the other, and bring nothing new. */
+const MAX_FRUITLESS = 6;
+const FRUITLESS_S = 5;
 
-/** Ask, and give what comes. Throws `Refused`, `Unreachable` (never begun), `AnswerLost`, or AbortError. */
+/** Ask, and give what comes. Throws `Refused`, `Unreachable` (never begun, or gone for too long), `AnswerLost`, AbortError. */
 export async function* answer(ask: Ask, signal: AbortSignal): AsyncGenerator<AnswerEvent> {
   const body = { ...ask, stream: true, stream_options: { include_usage: true, include_progress: true, resumable: true } };
-  const response = await call("/v1/chat/completions", {
-    method: "POST",
-    body: JSON.stringify(body),
-    headers: { "content-type": "application/json" },
-    signal,
-  });
+  const headers = { "content-type": "application/json" };
+  const response = await call("/v1/chat/completions", { method: "POST", body: JSON.stringify(body), headers, signal }, HEAD_LIMIT_S);
   yield* follow(response, null, -1, signal);
 }
 
@@ -83,11 +84,12 @@ async function* follow(
   let response = first;
   let id = known;
   let last = after;
-  for (;;) {
+  for (let fruitless = 0; ; ) {
+    const [lastBefore, openedAt] = [last, performance.now()];
+    let stopping: Refused | null = null;
     try {
       for await (const event of eventsOf(response, SILENCE_S)) {
         if (event !== "comment" && event.data === "[DONE]") return;
-        if (event !== "comment" && event.id !== null) last = event.id;
         for (const told of toldBy(event)) {
           if (told.kind === "opened") {
             if (id === told.id) continue;
@@ -95,46 +97,62 @@ async function* follow(
           }
           yield told;
         }
+        if (event !== "comment" && event.id !== null) last = event.id;
       }
     } catch (error) {
-      if (signal.aborted || error instanceof Refused) throw error;
+      if (signal.aborted) throw error;
+      if (error instanceof Refused) {
+        if (id === null || error.code !== "overloaded") throw error;
+        stopping = error; // as a server says goodbye before it is restarted; or it is the answer's end: the next look tells
+      }
     }
-    // The connection ended before the answer did.
+    // The connection ended before the answer did, or brought what can't be read.
     if (id === null) throw new Unreachable("The connection was lost before the answer began.");
+    fruitless = last > lastBefore || performance.now() - openedAt > 1000 * FRUITLESS_S ? 0 : fruitless + 1;
+    if (fruitless > MAX_FRUITLESS) throw stopping ?? new Refused(200, "answer_broken", "");
     yield { kind: "reconnecting" };
-    response = await reopened(id, last, signal);
+    if (fruitless > 0) await pause(retryAfter_s(fruitless - 1), signal);
+    response = await reopened(id, last, signal, stopping);
   }
 }
 
-/** The rest of a stream, as soon as the server can be reached. Throws `AnswerLost` where it doesn't have it. */
-async function reopened(id: string, after: number, signal: AbortSignal): Promise<Response> {
+/**
+ * The rest of a stream, as soon as the server can be reached. Throws `AnswerLost` where it doesn't have it, `Unreachable`
+ * after `GIVE_UP_S`, and `Refused`, also where it only says once more what it `said`.
+ */
+async function reopened(id: string, after: number, signal: AbortSignal, said: Refused | null = null): Promise<Response> {
   const path = `/v1/chat/completions/${encodeURIComponent(id)}${after >= 0 ? `?starting_after=${after}` : ""}`;
   const start = performance.now();
   for (let attempt = 0; performance.now() - start < 1000 * GIVE_UP_S; attempt++) {
     try {
-      const response = await fetch(path, { headers: authorised(), signal, cache: "no-store" });
-      if (response.ok) {
-        online.value = true;
-        return response;
-      }
-      const refused = refusedOf(response.status, await response.text());
-      if (response.status !== 503) {
-        online.value = true;
-        throw response.status === 404 || response.status === 409 ? new AnswerLost(refused.message) : refused;
-      }
+      const response = await reach(path, { signal }, HEAD_LIMIT_S);
+      if (response.ok) return response;
+      const refused = await refusal(response);
+      if (refused.status === 404 || refused.status === 409) throw new AnswerLost(refused.message);
+      if (!isPassing(refused) || refused.message === said?.message) throw refused;
     } catch (error) {
-      if (signal.aborted || error instanceof AnswerLost || error instanceof Refused) throw error;
-      online.value = false;
+      if (!(error instanceof Unreachable)) throw error;
     }
-    await pause(RETRY_S[Math.min(attempt, RETRY_S.length - 1)] ?? 2, signal);
+    await pause(retryAfter_s(attempt), signal);
   }
-  throw new AnswerLost("The server could not be reached for three minutes.");
+  throw new Unreachable("The server could not be reached for three minutes.");
+}
+
+/** A server that starts or stops, or a proxy that stands before one; not what a server says of an answer. */
+function isPassing(refused: Refused): boolean {
+  return refused.status === 503 || (refused.code === "" && (refused.status === 502 || refused.status === 504));
+}
+
+function retryAfter_s(attempt: number): number {
+  return RETRY_S[Math.min(attempt, RETRY_S.length - 1)] ?? 2;
 }
 
 function pause(seconds: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, 1000 * seconds);
-    signal.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason as Error)), { once: true });
+    if (signal.aborted) return reject(signal.reason as Error);
+    const leave = () => (clearTimeout(timer), reject(signal.reason as Error));
+    const timer = setTimeout(() => (signal.removeEventListener("abort", leave), resolve()), 1000 * seconds);
+    signal.addEventListener("abort", leave, { once: true });
   });
 }
 

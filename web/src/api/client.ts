@@ -26,12 +26,14 @@ export const keyWanted = signal<{ wrong: boolean; answer: (key: string | null) =
 export const online = signal(true);
 
 let asking: Promise<string | null> | null = null;
+let declined = false;
 
-/** Ask once, however many calls wait for it. */
-function askForKey(): Promise<string | null> {
+/** Ask once, however many calls wait for it. Who declined is asked again only by a button that they press. */
+export function askForKey(): Promise<string | null> {
   asking ??= new Promise<string | null>((resolve) => {
     keyWanted.value = { wrong: key.value !== null, answer: resolve };
   }).then((given) => {
+    declined = given === null;
     key.value = given;
     keyWanted.value = null;
     asking = null;
@@ -40,29 +42,55 @@ function askForKey(): Promise<string | null> {
   return asking;
 }
 
+/** Whether there is another key than the one that a call was refused with; somebody may be asked for it. */
+async function otherKey(used: string | null): Promise<boolean> {
+  if (key.value !== used) return true;
+  if (declined && key.value === null) return false;
+  return (await askForKey()) !== null;
+}
+
 export function authorised(headers: Record<string, string> = {}): Record<string, string> {
   return key.value === null ? headers : { ...headers, authorization: `Bearer ${key.value}` };
 }
 
-/** Throws `Refused`, `Unreachable`, and DOMException "AbortError" after an abort. Asks for a key where one is needed. */
-export async function call(path: string, init: RequestInit & { headers?: Record<string, string> } = {}): Promise<Response> {
-  const used = key.value;
-  let response: Response;
+type Init = RequestInit & { headers?: Record<string, string> };
+
+/** A server that says nothing for so long after it was asked is as good as gone. */
+const HEAD_LIMIT_S = 60;
+
+/** The head of the response; its body may take its time. Throws `Unreachable`, and what `init.signal` was aborted with. */
+export async function reach(path: string, init: Init, limit_s = HEAD_LIMIT_S): Promise<Response> {
+  const { signal } = init;
+  const giveUp = new AbortController();
+  const follow = () => giveUp.abort(signal?.reason);
+  if (signal?.aborted) follow();
+  signal?.addEventListener("abort", follow, { once: true });
+  const timer = setTimeout(() => giveUp.abort(new Error(`no answer within ${limit_s} s`)), 1000 * limit_s);
   try {
-    response = await fetch(path, { ...init, headers: authorised(init.headers), cache: "no-store" });
+    const response = await fetch(path, { ...init, headers: authorised(init.headers), cache: "no-store", signal: giveUp.signal });
+    online.value = true;
+    return response;
   } catch (error) {
-    if (init.signal?.aborted) throw error;
+    signal?.removeEventListener("abort", follow);
+    if (signal?.aborted) throw error;
     online.value = false;
     throw new Unreachable(String(error));
+  } finally {
+    clearTimeout(timer);
   }
-  online.value = true;
+}
+
+/** Throws `Refused`, `Unreachable`, and DOMException "AbortError" after an abort. Asks for a key where one is needed. */
+export async function call(path: string, init: Init = {}, limit_s = HEAD_LIMIT_S): Promise<Response> {
+  const used = key.value;
+  const response = await reach(path, init, limit_s);
   if (response.ok) return response;
-  if (response.status === 401 && (key.value !== used || (await askForKey()) !== null)) return call(path, init);
+  if (response.status === 401 && (await otherKey(used))) return call(path, init, limit_s);
   throw await refusal(response);
 }
 
 export async function json<T>(path: string, init: { method?: string; body?: unknown; signal?: AbortSignal } = {}): Promise<T> {
-  const request: RequestInit & { headers?: Record<string, string> } = { method: init.method ?? "GET" };
+  const request: Init = { method: init.method ?? "GET" };
   if (init.signal) request.signal = init.signal;
   if (init.body !== undefined) {
     request.body = JSON.stringify(init.body);

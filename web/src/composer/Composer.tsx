@@ -1,8 +1,7 @@
 /** Where questions are written: text, documents by button, paste or drop, and how long the answer may take. */
-import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { useSignalEffect, signal } from "@preact/signals";
+import { useLayoutEffect, useRef } from "preact/hooks";
 import { announce } from "../state/announcer";
-import { attach, attachments, detach } from "../state/documents";
+import { openDraft, type Draft } from "../state/drafts";
 import { online } from "../api/client";
 import { t } from "../text";
 import { Icon } from "../design/Icon";
@@ -11,32 +10,25 @@ import { AttachmentChip } from "./AttachmentChip";
 import { DeadlineChooser } from "./DeadlineChooser";
 import styles from "./composer.module.css";
 
-/** A question that another part of the page proposes; it is put into the field. */
-export const proposed = signal<string | null>(null);
-
 export function focusComposer(): void {
   document.getElementById("question")?.focus();
 }
 
 interface Props {
+  draft: Draft;
   answering: boolean;
   onAsk: (text: string, files: readonly string[]) => void;
   onStop: () => void;
 }
 
-export function Composer({ answering, onAsk, onStop }: Props) {
-  const [text, setText] = useState("");
+export function Composer({ draft, answering, onAsk, onStop }: Props) {
+  const text = draft.text.value;
+  const attachments = draft.attachments.value;
   const field = useRef<HTMLTextAreaElement>(null);
   const picker = useRef<HTMLInputElement>(null);
-  const coming = attachments.value.some((each) => each.id.value === null); // a failed one must be taken away first
+  const coming = attachments.some((each) => each.id.value === null); // a failed one must be taken away first
   const ready = text.trim() !== "" && !answering && !coming;
 
-  useSignalEffect(() => {
-    if (proposed.value === null) return;
-    setText(proposed.value);
-    proposed.value = null;
-    field.current?.focus();
-  });
   // As tall as its text, within bounds (field-sizing isn't everywhere yet).
   useLayoutEffect(() => {
     const area = field.current;
@@ -47,9 +39,8 @@ export function Composer({ answering, onAsk, onStop }: Props) {
 
   const send = () => {
     if (!ready) return;
-    const ids = attachments.value.flatMap((each) => (each.id.value === null ? [] : [each.id.value]));
-    attachments.value = [];
-    setText("");
+    const ids = attachments.flatMap((each) => (each.id.value === null ? [] : [each.id.value]));
+    draft.clear();
     onAsk(text.trim(), ids);
   };
   const onKeyDown = (event: KeyboardEvent) => {
@@ -67,10 +58,10 @@ export function Composer({ answering, onAsk, onStop }: Props) {
   };
   return (
     <form class={styles["composer"]} onSubmit={(event) => (event.preventDefault(), send())}>
-      {attachments.value.length > 0 && (
+      {attachments.length > 0 && (
         <ul class={styles["chips"]} aria-label={t("attachments")}>
-          {attachments.value.map((each) => (
-            <AttachmentChip key={each.name + String(each.id.value)} attachment={each} onRemove={() => detach(each)} />
+          {attachments.map((each) => (
+            <AttachmentChip key={each.key} attachment={each} onRemove={() => draft.detach(each)} />
           ))}
         </ul>
       )}
@@ -83,7 +74,7 @@ export function Composer({ answering, onAsk, onStop }: Props) {
           rows={1}
           value={text}
           placeholder={t("question.placeholder")}
-          onInput={(event) => setText(event.currentTarget.value)}
+          onInput={(event) => (draft.text.value = event.currentTarget.value)}
           onKeyDown={onKeyDown}
           onPaste={onPaste}
         />
@@ -118,10 +109,11 @@ export function Composer({ answering, onAsk, onStop }: Props) {
   );
 }
 
+/** Attach files to the question that is being written. */
 export function take(files: Iterable<File>): void {
   const given = Array.from(files);
   if (given.length === 0) return;
-  attach(given);
+  openDraft.peek().attach(given);
   announce(t("attached", { names: given.map((each) => each.name).join(", ") }));
   focusComposer();
 }

@@ -5,13 +5,13 @@ import { Button, Failure, HiddenText, IconButton, Notice } from "../design/contr
 import { Copy } from "../design/Copy";
 import { blocksOf } from "../markdown/parse";
 import { Markdown } from "../markdown/Markdown";
-import { answerAnew, ask, branchAt } from "../state/actions";
+import { answerAnew, ask, branchAt, branching } from "../state/actions";
 import { announce } from "../state/announcer";
 import { attempt } from "../state/attempt";
 import type { Entry, Live } from "../state/entry";
 import type { Origin } from "../state/panel";
 import type { Thread } from "../state/thread";
-import { t } from "../text";
+import { t, type Key } from "../text";
 import { AnswerCard } from "./AnswerCard";
 import { Citations } from "./Citations";
 import { FeedbackButtons } from "./FeedbackButtons";
@@ -71,34 +71,38 @@ function Complete({ entry, question, thread, origin, isLast }: Props & { origin:
 
 /** Where an answer ended otherwise than by itself: why, and how to go on. */
 function Ending({ entry, question, thread, isLast }: Props) {
+  const again = question && (() => void attempt(() => answerAnew(thread, question)));
   const failure = entry.failure.value;
-  const again = question && <Button onClick={() => void attempt(() => answerAnew(thread, question))}>{t("ask.again")}</Button>;
-  if (failure !== null) return <Failure error={failure} {...(question ? { onRetry: () => void attempt(() => answerAnew(thread, question)) } : {})} />;
-  const goOn = isLast && entry.turn.value !== null && (
-    <Button onClick={() => ask(thread, { text: t("continue.text"), files: [] })}>{t("continue")}</Button>
+  if (failure !== null) return <Failure error={failure} onRetry={again} />;
+  const ending = endingOf(entry);
+  if (ending === null) return null;
+  const said = entry.turn.value !== null && entry.text.value !== "";
+  return (
+    <Notice
+      tone={ending === "ended.broken" || ending === "ended.torn" ? "warn" : "plain"}
+      actions={
+        <>
+          {again && ending !== "ended.length" && <Button onClick={again}>{t("ask.again")}</Button>}
+          {isLast && said && <Button onClick={() => ask(thread, { text: t("continue.text"), files: [] })}>{t("continue")}</Button>}
+        </>
+      }
+    >
+      {t(ending)}
+    </Notice>
   );
-  switch (entry.finish.value) {
-    case "length":
-      return <Notice actions={goOn}>{t("ended.length")}</Notice>;
-    case "cancelled":
-      return (
-        <Notice actions={<>{again}{entry.text.value && goOn}</>}>
-          {entry.turn.value === null ? t("ended.stopped.unkept") : t("ended.stopped")}
-        </Notice>
-      );
-    case "error":
-      return (
-        <Notice tone="warn" actions={<>{again}{entry.text.value && goOn}</>}>
-          {t("ended.broken")}
-        </Notice>
-      );
-    default:
-      return null;
-  }
+}
+
+function endingOf(entry: Entry): Key | null {
+  const reason = entry.finish.value;
+  if (reason === "length") return "ended.length";
+  if (reason !== "cancelled" && reason !== "error") return null;
+  if (entry.torn.value) return "ended.torn";
+  if (reason === "error") return "ended.broken";
+  return entry.turn.value === null ? "ended.stopped.unkept" : "ended.stopped";
 }
 
 function Tools({ entry, question, thread }: Omit<Props, "isLast">) {
-  const busy = thread.answering.value;
+  const busy = thread.answering.value || branching.value;
   const turn = entry.turn.value;
   return (
     <div class={styles["tools"]}>

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { Composer, focusComposer, take } from "../composer/Composer";
 import { Failure, Notice, Button } from "../design/controls";
 import { ask } from "../state/actions";
+import { draftOf } from "../state/drafts";
 import { openConversation } from "../state/route";
 import { threadOf } from "../state/threads";
 import type { Thread } from "../state/thread";
@@ -40,6 +41,7 @@ export function Conversation({ session, turn }: { session: string | null; turn: 
       {thread?.state.value.is !== "missing" && (
         <div class={styles["foot"]}>
           <Composer
+            draft={draftOf(session)}
             answering={answering}
             onAsk={(text, files) => ask(thread, { text, files })}
             onStop={() => void thread?.stop()}
@@ -54,26 +56,23 @@ export function Conversation({ session, turn }: { session: string | null; turn: 
 
 function Body({ thread, turn }: { thread: Thread; turn: number | null }) {
   const state = thread.state.value;
-  switch (state.is) {
-    case "loading":
-      return <Skeleton />;
-    case "missing":
-      return (
-        <div class={styles["middle"]}>
-          <Notice actions={<Button onClick={() => openConversation(null)}>{t("conversation.new")}</Button>}>
-            <p>{t("conversation.missing")}</p>
-          </Notice>
-        </div>
-      );
-    case "failed":
-      return (
-        <div class={styles["middle"]}>
-          <Failure error={state.error} onRetry={() => thread.load()} />
-        </div>
-      );
-    case "ready":
-      return <Turns key={thread.session} thread={thread} turn={turn} />;
+  if (state.is === "missing") {
+    return (
+      <div class={styles["middle"]}>
+        <Notice actions={<Button onClick={() => openConversation(null)}>{t("conversation.new")}</Button>}>
+          <p>{t("conversation.missing")}</p>
+        </Notice>
+      </div>
+    );
   }
+  // A question that was asked before its conversation could be read is shown at once.
+  if (state.is === "ready" || thread.entries.value.length > 0) return <Turns key={thread.session} thread={thread} turn={turn} />;
+  if (state.is === "loading") return <Skeleton />;
+  return (
+    <div class={styles["middle"]}>
+      <Failure error={state.error} onRetry={() => thread.load()} />
+    </div>
+  );
 }
 
 /** The shape of what comes, for the moment until it is there. */

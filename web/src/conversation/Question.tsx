@@ -4,7 +4,7 @@ import { Button, HiddenText, IconButton } from "../design/controls";
 import { Copy } from "../design/Copy";
 import { DocumentChip } from "../composer/AttachmentChip";
 import { Long } from "../markdown/Long";
-import { editQuestion } from "../state/actions";
+import { branching, editQuestion } from "../state/actions";
 import { attempt } from "../state/attempt";
 import type { Entry } from "../state/entry";
 import type { Thread } from "../state/thread";
@@ -76,7 +76,7 @@ function Editor({ entry, thread, onClose }: { entry: Entry; thread: Thread; onCl
       <p class={styles["hint"]}>{t("edit.hint")}</p>
       <div class={styles["editorButtons"]}>
         <Button onClick={onClose}>{t("cancel")}</Button>
-        <Button type="submit" tone="primary" disabled={busy || text.trim() === ""}>
+        <Button type="submit" tone="primary" disabled={busy || branching.value || text.trim() === ""}>
           {t("edit.send")}
         </Button>
       </div>

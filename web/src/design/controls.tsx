@@ -1,6 +1,7 @@
 /** The controls that every part of the page uses: buttons, a dialog, a notice, words for screen readers only. */
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef } from "preact/hooks";
+import { askForKey, Refused } from "../api/client";
 import { t } from "../text";
 import { detailsOf, sentenceOf } from "../text/failures";
 import { Icon, type IconName } from "./Icon";
@@ -102,11 +103,18 @@ export function Notice(props: { tone?: "plain" | "warn" | "bad"; children: Compo
 }
 
 /** An error in the reader's language, the server's own words below, and what can be done about it. */
-export function Failure({ error, onRetry }: { error: unknown; onRetry?: () => void }) {
+export function Failure({ error, onRetry }: { error: unknown; onRetry?: (() => void) | null }) {
   const details = detailsOf(error);
+  const wantsKey = error instanceof Refused && error.status === 401;
+  const enterKey = async () => {
+    if ((await askForKey()) !== null) onRetry?.();
+  };
   return (
     <div role="alert">
-      <Notice tone="bad" actions={onRetry && <Button onClick={onRetry}>{t("retry")}</Button>}>
+      <Notice
+        tone="bad"
+        actions={wantsKey ? <Button onClick={() => void enterKey()}>{t("key.enter")}</Button> : onRetry && <Button onClick={onRetry}>{t("retry")}</Button>}
+      >
         <p>{sentenceOf(error)}</p>
         {details && (
           <details>

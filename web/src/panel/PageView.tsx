@@ -7,7 +7,7 @@ import { Button, Failure, IconButton, Spinner } from "../design/controls";
 import { answeringSentence } from "../conversation/excerpt";
 import { piecesOf as chunksOf } from "../markdown/Long";
 import { announce } from "../state/announcer";
-import { attachKnown } from "../state/documents";
+import { openDraft } from "../state/drafts";
 import { attempt } from "../state/attempt";
 import { openPanel, type Origin, type Panel } from "../state/panel";
 import { count, t } from "../text";
@@ -59,7 +59,7 @@ function PageBar(props: { page: FilePage; shown: Shown; picture: boolean; onPict
       <IconButton icon="right" label={t("page.after")} disabled={page.page >= page.pages} onClick={() => open(page.page + 1)} />
       <span class={styles["space"]} />
       {page.image && <IconButton icon="image" label={t("page.picture")} pressed={props.picture} onClick={props.onPicture} />}
-      <Button onClick={() => attachKnown(page.file_id, page.filename)}>{t("page.ask")}</Button>
+      <Button onClick={() => openDraft.peek().attachKnown(page.file_id, page.filename)}>{t("page.ask")}</Button>
     </div>
   );
 }

@@ -2,10 +2,10 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { listFiles } from "../api/files";
 import type { FileObject } from "../api/types";
-import { proposed, take } from "../composer/Composer";
+import { focusComposer, take } from "../composer/Composer";
 import { Button } from "../design/controls";
 import { Icon, Mark } from "../design/Icon";
-import { attachKnown, attachments } from "../state/documents";
+import { openDraft } from "../state/drafts";
 import { sessions } from "../state/conversations";
 import { t } from "../text";
 import { MachineCard } from "./MachineCard";
@@ -31,7 +31,7 @@ export function Welcome() {
 
 function FirstRun() {
   const picker = useRef<HTMLInputElement>(null);
-  const attached = attachments.value.length > 0;
+  const attached = openDraft.value.attachments.value.length > 0;
   return (
     <div class={styles["welcome"]}>
       <div class={styles["hello"]}>
@@ -77,7 +77,7 @@ function NewConversation({ files }: { files: readonly FileObject[] }) {
           <ul>
             {recent.map((each) => (
               <li key={each.id}>
-                <button type="button" onClick={() => attachKnown(each.id, each.filename)}>
+                <button type="button" onClick={() => openDraft.peek().attachKnown(each.id, each.filename)}>
                   <Icon name="page" size={17} />
                   <span>{each.filename}</span>
                 </button>
@@ -86,9 +86,14 @@ function NewConversation({ files }: { files: readonly FileObject[] }) {
           </ul>
         </section>
       )}
-      <Proposals withDocument={attachments.value.length > 0} />
+      <Proposals withDocument={openDraft.value.attachments.value.length > 0} />
     </div>
   );
+}
+
+function propose(question: string): void {
+  openDraft.peek().text.value = question;
+  focusComposer();
 }
 
 /** Questions to begin with; one is put into the field, where it can be changed. */
@@ -98,7 +103,7 @@ function Proposals({ withDocument }: { withDocument: boolean }) {
     <ul class={styles["proposals"]}>
       {keys.map((each) => (
         <li key={each}>
-          <button type="button" onClick={() => (proposed.value = t(each))}>
+          <button type="button" onClick={() => propose(t(each))}>
             {t(each)}
           </button>
         </li>

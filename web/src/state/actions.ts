@@ -1,6 +1,7 @@
 /** What the buttons of a conversation do: ask, ask anew, edit, branch. Each leads to the conversation that holds the result. */
+import { signal } from "@preact/signals";
 import { forkSession } from "../api/sessions";
-import { loadSessions, noteSession, originOf, sessionOf, sessions } from "./conversations";
+import { noteSession, originOf, sessionOf, sessions } from "./conversations";
 import type { Entry } from "./entry";
 import { openConversation } from "./route";
 import type { Asking, Thread } from "./thread";
@@ -23,17 +24,24 @@ export function ask(thread: Thread | null, asking: Asking): void {
   begun.ask(asking);
 }
 
-/** A new conversation with what was said up to turn `turn`. */
-export async function branchAt(thread: Thread, turn: number): Promise<Thread> {
-  const session = sessionOf(thread.session);
-  const origin = session ? originOf(sessions.peek() ?? [], session, turn + 1) : undefined;
-  // What follows turn `turn` may have been said in a conversation that this one is a branch of: its sibling is wanted.
-  const fork = await forkSession(origin?.id ?? thread.session, turn);
-  noteSession(fork);
-  openConversation(fork.id);
-  const branch = threadOf(fork.id);
-  await branch.loaded;
-  return branch;
+/** Set while a branch is being made: a second click must not make another one. */
+export const branching = signal(false);
+
+/** Open a new conversation with what was said up to turn `turn`; null where another one is just being made. */
+export async function branchAt(thread: Thread, turn: number): Promise<Thread | null> {
+  if (branching.peek()) return null;
+  branching.value = true;
+  try {
+    const session = sessionOf(thread.session);
+    const origin = session ? originOf(sessions.peek() ?? [], session, turn + 1) : undefined;
+    // What follows turn `turn` may have been said in a conversation that this one is a branch of: its sibling is wanted.
+    const fork = await forkSession(origin?.id ?? thread.session, turn);
+    noteSession(fork);
+    openConversation(fork.id);
+    return threadOf(fork.id);
+  } finally {
+    branching.value = false;
+  }
 }
 
 /** The question with another text: a version of the conversation that goes on from before it. */
@@ -49,11 +57,5 @@ export async function answerAnew(thread: Thread, question: Entry): Promise<void>
 async function askInstead(thread: Thread, question: Entry, asking: Asking): Promise<void> {
   const turn = question.turn.peek();
   if (turn === null) return thread.askInPlaceOf(question, asking); // nothing of it is kept
-  const branch = await branchAt(thread, turn - 1);
-  branch.ask(asking);
-}
-
-/** Load what the sidebar shows; called at the start and after a lost connection. */
-export function refresh(): void {
-  void loadSessions();
+  (await branchAt(thread, turn - 1))?.ask(asking);
 }

@@ -1,4 +1,4 @@
-/** Documents by id, kept up to date while the server reads them; and the ones being attached in the composer. */
+/** Documents by id, kept up to date while the server reads them; and one that is on its way to the server. */
 import { signal, type Signal } from "@preact/signals";
 import { isGone, readFile, upload } from "../api/files";
 import type { FileObject } from "../api/types";
@@ -6,6 +6,7 @@ import type { FileObject } from "../api/types";
 export type Known = { state: "loading" } | { state: "known"; file: FileObject } | { state: "gone" };
 
 const POLL_MS = 700;
+const MAX_POLL_MS = 20_000;
 const documents = new Map<string, Signal<Known>>();
 
 /** A document as it is now. Asked for once, then again while it is being read. */
@@ -29,21 +30,28 @@ function note(file: FileObject): void {
   }
 }
 
+/** Asks until the document is read. A server that can't be reached, or that refuses, is asked less and less often. */
 async function watch(id: string, known: Signal<Known>): Promise<void> {
-  for (;;) {
+  for (let failures = 0; ; ) {
     const now = known.peek();
     if (now.state === "gone" || (now.state === "known" && now.file.status !== "uploaded")) return;
     try {
       known.value = { state: "known", file: await readFile(id) };
+      failures = 0;
     } catch (error) {
       if (isGone(error)) known.value = { state: "gone" };
-      // else unreachable or refused for now: asked again below
+      failures++;
     }
-    await new Promise((resolve) => setTimeout(resolve, document.hidden ? 5 * POLL_MS : POLL_MS));
+    const pause_ms = Math.min(MAX_POLL_MS, POLL_MS * 2 ** failures);
+    await new Promise((resolve) => setTimeout(resolve, document.hidden ? 5 * pause_ms : pause_ms));
   }
 }
 
+let made = 0;
+
 export class Attachment {
+  /** Two files may have one name. */
+  readonly key = made++;
   readonly sent = signal(0);
   readonly id = signal<string | null>(null);
   readonly failure = signal<unknown>(null);
@@ -71,22 +79,4 @@ export class Attachment {
       if (!this.leaving.signal.aborted) this.failure.value = error;
     }
   }
-}
-
-export const attachments = signal<readonly Attachment[]>([]);
-
-export function attach(files: Iterable<File>): void {
-  attachments.value = [...attachments.value, ...Array.from(files, (file) => new Attachment(file.name, file))];
-}
-
-/** Attach a document that the server has already. */
-export function attachKnown(id: string, name: string): void {
-  if (!attachments.value.some((each) => each.id.value === id)) {
-    attachments.value = [...attachments.value, new Attachment(name, null, id)];
-  }
-}
-
-export function detach(attachment: Attachment): void {
-  attachment.cancel();
-  attachments.value = attachments.value.filter((each) => each !== attachment);
 }

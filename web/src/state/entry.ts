@@ -45,6 +45,8 @@ export class Entry {
   readonly finish = signal<FinishReason | null>(null);
   readonly answerId = signal<string | null>(null);
   readonly failure = signal<unknown>(null);
+  /** The server forgot the answer before it was complete: it was restarted, or nobody read for too long. */
+  readonly torn = signal(false);
   readonly live = signal<Live | null>(null);
 
   constructor(

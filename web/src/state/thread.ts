@@ -10,6 +10,7 @@ import { readSession } from "../api/sessions";
 import type { Feedback, Session } from "../api/types";
 import { Entry, keptEntry, Live } from "./entry";
 import { messagesFor } from "./history";
+import { draftOf } from "./drafts";
 import { forgetPending, notePending, pendingOf } from "./pending";
 import { noteSession, sessionOf } from "./conversations";
 import { modelToAsk } from "./models";
@@ -24,15 +25,19 @@ export interface Asking {
   anew?: boolean;
 }
 
+type Fate = "kept" | "unkept" | "deleted" | "unknown";
+
 export class Thread {
   readonly state = signal<ThreadState>({ is: "loading" });
   readonly entries = signal<readonly Entry[]>([]);
   readonly feedback = signal<ReadonlyMap<string, Feedback & { id: string }>>(new Map());
   readonly answering = computed(() => this.entries.value.at(-1)?.live.value != null);
   /** Settles when the turns were read, or couldn't be. */
-  loaded: Promise<void> = Promise.resolve();
+  private loaded: Promise<void> = Promise.resolve();
   private leaving = new AbortController();
   private stopping = false;
+  private sent = false;
+  private deleted = false;
   private made = 0;
 
   constructor(readonly session: string) {}
@@ -46,22 +51,25 @@ export class Thread {
     this.loaded = this.read();
   }
 
+  /** What was asked meanwhile stays, behind what is read. */
   private async read(): Promise<void> {
     this.state.value = { is: "loading" };
     try {
       const { session, turns } = await readSession(this.session);
+      if (this.deleted) return;
       noteSession(summaryOf(session));
-      this.entries.value = turns.map(keptEntry);
+      this.entries.value = [...turns.map(keptEntry), ...this.unkept()];
       this.state.value = { is: "ready" };
       void this.loadFeedback();
-      this.rejoinPending();
     } catch (error) {
-      if (error instanceof Refused && error.status === 404) {
-        const pending = pendingOf(this.session);
-        this.state.value = pending ? { is: "ready" } : { is: "missing" };
-        this.rejoinPending();
-      } else this.state.value = { is: "failed", error };
+      if (!(error instanceof Refused && error.status === 404)) this.state.value = { is: "failed", error };
+      else this.state.value = pendingOf(this.session) ? { is: "ready" } : { is: "missing" };
     }
+    if (this.state.peek().is === "ready") this.rejoinPending();
+  }
+
+  private unkept(): Entry[] {
+    return this.entries.peek().filter((each) => each.turn.peek() === null);
   }
 
   async loadFeedback(): Promise<void> {
@@ -73,38 +81,39 @@ export class Thread {
     }
   }
 
-  /** Send a question; its answer goes on in the background. */
+  /** Send a question, as soon as the turns before it are known; its answer goes on in the background. */
   ask(asking: Asking): void {
+    if (this.state.peek().is === "failed") this.load();
     const question = this.newEntry("user");
     question.text.value = asking.text;
     question.files.value = asking.files;
-    const before = this.entries.peek();
-    const reply = this.begin([...before, question]);
-    void this.follow(question, reply, asking, () => this.asked(before, asking));
+    const reply = this.begin(question);
+    void this.follow(question, reply, asking, () => this.asked(question, asking), true);
   }
 
   /** Ask in the place of a question that isn't kept: its answer failed, or it was edited before anything was said. */
   askInPlaceOf(question: Entry, asking: Asking): void {
-    this.entries.value = this.entries.peek().slice(0, this.entries.peek().indexOf(question));
+    if (!this.entries.peek().includes(question)) return; // it was asked again already
+    this.entries.value = this.before(question);
     this.ask(asking);
   }
 
   /** The server keeps what was said so far. */
   async stop(): Promise<void> {
-    const live = this.entries.peek().at(-1)?.live.peek();
+    const id = this.entries.peek().at(-1)?.live.peek()?.id.peek();
     this.stopping = true;
-    const id = live?.id.peek();
-    if (!id) return; // stopped as soon as its id is known
+    if (!id && this.sent) return; // stopped as soon as its id is known
     try {
-      await stop(id);
+      if (id) await stop(id);
     } catch {
-      this.leaving.abort(); // it ended meanwhile, or can't be reached; the page stops listening
+      // It ended meanwhile, or can't be reached.
     }
+    this.leaving.abort();
   }
 
   /** The conversation was deleted. */
   leave(): void {
-    forgetPending(this.session);
+    this.deleted = true;
     this.leaving.abort();
   }
 
@@ -112,21 +121,29 @@ export class Thread {
     return new Entry(`new-${this.made++}`, speaker);
   }
 
-  private begin(entries: readonly Entry[]): Entry {
+  private begin(question: Entry): Entry {
     const reply = this.newEntry("assistant");
     reply.live.value = new Live();
     this.leaving = new AbortController();
-    this.stopping = false;
-    this.entries.value = [...entries, reply];
+    this.stopping = this.sent = false;
+    this.entries.value = [...this.entries.peek(), question, reply];
     return reply;
   }
 
-  /** The answer to a question, which leaves as soon as it is known whom to ask. */
-  private async *asked(before: readonly Entry[], asking: Asking): AsyncGenerator<AnswerEvent> {
+  private before(question: Entry): readonly Entry[] {
+    return this.entries.peek().slice(0, this.entries.peek().indexOf(question));
+  }
+
+  /** The answer to a question, which leaves as soon as it is known what was said before and whom to ask. */
+  private async *asked(question: Entry, asking: Asking): AsyncGenerator<AnswerEvent> {
     const { signal } = this.leaving;
-    const model = await modelToAsk();
-    if (this.stopping) return;
-    yield* answer(this.request(model, before, asking), signal);
+    await unlessAborted(this.loaded, signal);
+    const state = this.state.peek();
+    if (state.is === "failed") throw state.error;
+    if (state.is === "missing") throw new Refused(404, "not_found", "");
+    const model = await unlessAborted(modelToAsk(), signal);
+    this.sent = true;
+    yield* answer(this.request(model, this.before(question), asking), signal);
   }
 
   private request(model: string, before: readonly Entry[], asking: Asking): Ask {
@@ -145,38 +162,43 @@ export class Thread {
     return ask;
   }
 
+  /** Take up the answer that was under way when the page was left. It is never asked for again: that is long ago, perhaps. */
   private rejoinPending(): void {
     const pending = pendingOf(this.session);
-    if (!pending) return;
+    if (!pending || this.answering.peek()) return;
     const known = this.entries.peek().some((each) => each.answerId.peek() === pending.id);
     if (known) return forgetPending(this.session); // it was completed meanwhile
     const question = this.newEntry("user");
     question.text.value = pending.question;
     question.files.value = pending.files;
-    const reply = this.begin([...this.entries.peek(), question]);
+    const reply = this.begin(question);
+    this.sent = true;
     const asking = { text: pending.question, files: pending.files };
-    void this.follow(question, reply, asking, () => rejoin(pending.id, this.leaving.signal));
+    void this.follow(question, reply, asking, () => rejoin(pending.id, this.leaving.signal), false);
   }
 
-  /** Read an answer to its end; one that a restart took away is asked for once more. */
-  private async follow(question: Entry, reply: Entry, asking: Asking, open: () => AsyncGenerator<AnswerEvent>): Promise<void> {
-    let stream = open;
-    for (let again = 0; ; again++) {
-      try {
-        for await (const event of stream()) this.told(reply, asking, event);
-        break;
-      } catch (error) {
-        if (this.leaving.signal.aborted || this.stopping) break;
-        if (error instanceof AnswerLost && again === 0 && (await this.isGone(question))) {
-          const before = this.entries.peek().slice(0, this.entries.peek().indexOf(question));
+  /** Read an answer to its end; one that a restart took away is asked for once more where that `mayRepeat`. */
+  private async follow(
+    question: Entry,
+    reply: Entry,
+    asking: Asking,
+    open: () => AsyncGenerator<AnswerEvent>,
+    mayRepeat: boolean,
+  ): Promise<void> {
+    try {
+      for await (const event of open()) this.told(reply, asking, event);
+    } catch (error) {
+      if (this.leaving.signal.aborted || this.stopping) return this.settle(question, reply);
+      if (!(error instanceof AnswerLost)) reply.failure.value = error;
+      else {
+        const fate = await this.fateOf(question, reply);
+        if (fate === "unkept" && mayRepeat) {
           const live = new Live();
           live.connection.value = "again";
           reply.live.value = live;
-          stream = () => this.asked(before, asking);
-          continue;
+          return this.follow(question, reply, asking, () => this.asked(question, asking), false);
         }
-        reply.failure.value = error instanceof AnswerLost ? null : error;
-        break;
+        reply.torn.value = true;
       }
     }
     await this.settle(question, reply);
@@ -231,42 +253,43 @@ export class Thread {
     if (reply.turn.peek() === null) reply.text.value = live?.text ?? ""; // else the whole of it was adopted already
     if (this.stopping && reply.finish.peek() === null) reply.finish.value = "cancelled";
     if (reply.finish.peek() === null && reply.failure.peek() === null) reply.finish.value = "error";
-    try {
-      await this.wasKept(question, reply);
-    } catch {
-      // Can't be read now: what was shown stays.
-    }
+    if (this.sent) await this.fateOf(question, reply);
+    if (this.state.peek().is === "missing") draftOf(null).text.value ||= question.text.peek(); // nothing typed is lost
     reply.live.value = null;
     forgetPending(this.session);
   }
 
-  /** Whether the server surely doesn't keep this question. Where it can't be asked, nothing is sent again. */
-  private async isGone(question: Entry): Promise<boolean> {
-    try {
-      return !(await this.wasKept(question));
-    } catch {
-      return false;
-    }
-  }
-
-  /** Whether the server keeps this question; it and its answer are then adopted. */
-  private async wasKept(question: Entry, reply?: Entry): Promise<boolean> {
+  /** What became of a question on the server. One that is kept is adopted, with its answer. */
+  private async fateOf(question: Entry, reply: Entry): Promise<Fate> {
+    const before = this.kept;
     let read;
     try {
-      read = await readSession(this.session, this.kept);
+      read = await readSession(this.session, before);
     } catch (error) {
-      if (error instanceof Refused && error.status === 404) return false;
-      throw error;
+      if (!(error instanceof Refused && error.status === 404)) return "unknown"; // what was shown stays, and nothing is sent again
+      if (before === 0) return "unkept"; // it would have begun the conversation
+      this.state.value = { is: "missing" };
+      return "deleted";
     }
-    noteSession(summaryOf(read.session));
+    if (!this.deleted) noteSession(summaryOf(read.session));
     const at = read.turns.findLastIndex((turn) => turn.speaker === "user");
     const asked = read.turns[at];
     const said = read.turns[at + 1];
-    if (!asked || asked.text.trim() !== question.text.peek().trim()) return false;
+    if (!asked || asked.text.trim() !== question.text.peek().trim()) return "unkept";
     question.adopt(asked);
-    if (said) (reply ?? this.entries.peek().at(-1))?.adopt(said);
-    return true;
+    if (said) reply.adopt(said);
+    return "kept";
   }
+}
+
+/** Throws what `signal` was aborted with, without waiting for the rest. */
+function unlessAborted<T>(waiting: Promise<T>, signal: AbortSignal): Promise<T> {
+  return new Promise((resolve, reject) => {
+    const leave = () => reject(signal.reason as Error);
+    if (signal.aborted) return leave();
+    signal.addEventListener("abort", leave, { once: true });
+    waiting.then(resolve, reject);
+  });
 }
 
 function summaryOf(session: Session): Session {

@@ -2,6 +2,7 @@
 import { computed, signal } from "@preact/signals";
 import { deleteSession } from "../api/sessions";
 import { forgetSession } from "./conversations";
+import { forgetPending } from "./pending";
 import { Thread } from "./thread";
 
 const KEPT = 6;
@@ -33,11 +34,12 @@ function remember(thread: Thread): Thread {
 
 /** Delete a conversation, here and on the server. */
 export async function deleteConversation(session: string): Promise<void> {
+  const open = threads.peek().get(session);
+  if (open?.answering.peek()) await open.stop(); // else its answer would be kept after all
   await deleteSession(session);
-  const left = new Map(threads.peek());
-  left.get(session)?.leave();
-  left.delete(session);
-  threads.value = left;
+  open?.leave();
+  threads.value = new Map([...threads.peek()].filter(([id]) => id !== session));
+  forgetPending(session);
   forgetSession(session);
 }
 
