@@ -108,3 +108,14 @@ for (const [name, text] of HOSTILE) {
     console.log(`${name}: ${Math.round(spent_ms)} ms`);
   });
 }
+
+test("a table with thousands of rows shows its beginning and the way to the rest", () => {
+  const shown = html("|a|b|\n|-|-|\n" + "|1|2|\n".repeat(2_000));
+  assert.equal(shown.match(/<tr>/g)?.length, 501);
+  assert.ok(shown.includes("1,500 rows left"), shown.slice(-200));
+});
+
+test("thousands of characters without white space aren't laid out as prose; Chinese is", () => {
+  assert.ok(html("[".repeat(16_000)).includes("Show more"));
+  assert.ok(!html("潮汐".repeat(3_000)).includes("Show more"));
+});

@@ -2,15 +2,18 @@
 import type { ComponentChildren, VNode } from "preact";
 import { memo } from "../design/memo";
 import { useState } from "preact/hooks";
-import { t } from "../text";
+import { count, t } from "../text";
 import { Code } from "./Code";
 import { Formula } from "./Formula";
 import { Long } from "./Long";
 import { MAX_BLOCK_CHARS, parse, type Branch, type Node } from "./parse";
 import styles from "./markdown.module.css";
 
-/** More blocks than this are shown on demand. */
+/** More blocks, and more cells of a table, than this are shown on demand. */
 const MANY_BLOCKS = 300;
+const MANY_CELLS = 1_000;
+/** Without any white space it is no prose, and a browser takes long to find where its line could break. */
+const TANGLE = /[!-~]{4000}/;
 
 export function Markdown({ settled, last }: { settled: readonly string[]; last: string }) {
   const [limit, setLimit] = useState(MANY_BLOCKS);
@@ -30,7 +33,7 @@ export function Markdown({ settled, last }: { settled: readonly string[]; last: 
 }
 
 const Block = memo(function Block({ source, growing }: { source: string; growing: boolean }) {
-  if (source.length > MAX_BLOCK_CHARS && !isCode(source)) return <Long text={source} />;
+  if ((source.length > MAX_BLOCK_CHARS || TANGLE.test(source)) && !isCode(source)) return <Long text={source} />;
   return <>{shownAll(parse(source), growing)}</>;
 });
 
@@ -62,8 +65,33 @@ function shown(node: Node, key: number, growing: boolean): ComponentChildren {
   }
 }
 
+/** A table's head and as many rows as a browser lays out at once; the others on demand. */
+function Table({ parts, growing }: { parts: readonly Node[]; growing: boolean }) {
+  const [limit, setLimit] = useState(MANY_CELLS);
+  const [head, body] = parts.map((each) => (each.kind === "branch" ? each.children : []));
+  const rows = body ?? [];
+  const columns = head?.[0]?.kind === "branch" ? head[0].children.length : 1;
+  const fit = Math.max(1, Math.floor(limit / Math.max(1, columns)));
+  return (
+    <>
+      <div class={styles["table"]} tabIndex={0} role="region" aria-label={t("table.label")}>
+        <table>
+          <thead>{shownAll(head ?? [], growing)}</thead>
+          {rows.length > 0 && <tbody>{shownAll(rows.slice(0, fit), growing)}</tbody>}
+        </table>
+      </div>
+      {rows.length > fit && (
+        <button type="button" class={styles["more"]} onClick={() => setLimit(limit + MANY_CELLS)}>
+          {t("long.rows", { rest: count(rows.length - fit) })}
+        </button>
+      )}
+    </>
+  );
+}
+
 /** The elements a text may make; another tag of the parser shows its content only. Headings go below the page's own. */
 function branch(node: Branch, key: number, growing: boolean): VNode {
+  if (node.tag === "table") return <Table key={key} parts={node.children} growing={growing} />;
   const inside = shownAll(node.children, growing);
   switch (node.tag) {
     case "a":
@@ -82,12 +110,6 @@ function branch(node: Branch, key: number, growing: boolean): VNode {
     case "h5":
     case "h6":
       return <h5 key={key}>{inside}</h5>;
-    case "table":
-      return (
-        <div key={key} class={styles["table"]} tabIndex={0} role="region" aria-label={t("table.label")}>
-          <table>{inside}</table>
-        </div>
-      );
     case "ol":
       return <ol key={key} start={Number(node.detail) || 1}>{inside}</ol>;
     case "td":
@@ -108,10 +130,6 @@ function branch(node: Branch, key: number, growing: boolean): VNode {
       return <strong key={key}>{inside}</strong>;
     case "s":
       return <s key={key}>{inside}</s>;
-    case "thead":
-      return <thead key={key}>{inside}</thead>;
-    case "tbody":
-      return <tbody key={key}>{inside}</tbody>;
     case "tr":
       return <tr key={key}>{inside}</tr>;
     default:

@@ -4,7 +4,7 @@ import type { Planned, Stage } from "../api/answers";
 import type { Citation, FinishReason, Report, Turn, Usage } from "../api/types";
 import { Blocks } from "../markdown/parse";
 
-/** An answer that is being made. `frame` changes at most once per frame of the screen, whatever came meanwhile. */
+/** An answer that is being made. `frame` changes, and text becomes blocks, at most once per frame of the screen. */
 export class Live {
   readonly startedAt = performance.now();
   readonly id = signal<string | null>(null);
@@ -17,21 +17,23 @@ export class Live {
   readonly frame = signal(0);
   readonly blocks = new Blocks();
   heardAt = performance.now();
-  private scheduled = false;
+  private coming = "";
 
   addText(text: string): void {
     if (this.firstText_s.value === null) this.firstText_s.value = (performance.now() - this.startedAt) / 1000;
-    this.blocks.add(text);
-    if (this.scheduled) return;
-    this.scheduled = true;
-    requestAnimationFrame(() => {
-      this.scheduled = false;
-      this.frame.value++;
-    });
+    if (this.coming === "") requestAnimationFrame(() => this.take());
+    this.coming += text;
   }
 
   get text(): string {
-    return this.blocks.settled.join("") + this.blocks.last;
+    return this.blocks.settled.join("") + this.blocks.last + this.coming;
+  }
+
+  /** Hundreds of pieces may have come with one packet: finding their blocks once costs what one piece does. */
+  private take(): void {
+    this.blocks.add(this.coming);
+    this.coming = "";
+    this.frame.value++;
   }
 }
 
