@@ -46,7 +46,7 @@ def run(settings: Settings, file: Path, options: Options) -> int:
     endpoint = options.endpoint or endpoint_of(file)
 
     async def begin(client: RemoteClient) -> dict[str, Any]:
-        source = await client.upload(file, file.name, "batch")
+        source = await client.upload(file, file.name, purpose="batch")
         wanted = {"input_file_id": source.file_id, "endpoint": endpoint, "completion_window": options.window}
         return await client.create_batch(wanted)
 

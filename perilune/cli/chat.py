@@ -1,7 +1,8 @@
 """`perilune chat`: a conversation in the terminal, with documents or without.
 
 Reading a line happens in the main thread; the service lives on an event loop in another, so that ingest goes on
-while somebody types. Ctrl-C stops an answer, or leaves at the prompt; the conversation is kept in memory only.
+while somebody types. Ctrl-C stops an answer, or leaves at the prompt. The conversation is kept in memory only,
+unless it is one of a session.
 """
 
 from __future__ import annotations
@@ -9,29 +10,41 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import sys
+import textwrap
 import threading
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from perilune.cli.client import Client, Question, connect
+from perilune.cli.client import Client, KeptTurn, Question, connect
 from perilune.cli.console import StatusLine, say, show_error
-from perilune.cli.documents import Documents, check_paths, discard, read_sources, upload, wait_for_text
+from perilune.cli.documents import STDIN, Documents, check_paths, discard, read_sources, upload, wait_for_text
 from perilune.cli.render import Answer
 from perilune.cli.timing import Milestones
 from perilune.config import Settings
 from perilune.core import FilePart, Message, TextPart
-from perilune.errors import PeriluneError
+from perilune.errors import InvalidRequest, PeriluneError
+from perilune.memory.session_ids import SESSION_ID_FORM, is_session_id
 
 T = TypeVar("T")
 
 HELP = """/add FILE   add a document
 /files      list documents
-/new        forget the conversation, keep the documents
+/new        begin another conversation, keep the documents
 /quit       leave (also Ctrl-D)"""
+
+
+RESUMED_TURNS = 200
+"""Of a session that goes on; the server finds what was said before these by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    max_tokens: int | None = None
+    session_id: str | None = None
 
 
 class LoopThread:
@@ -68,7 +81,7 @@ class Conversation:
     """What was said. A document stands in front of the first message after it was added, so prefixes stay."""
 
     client: Client
-    max_tokens: int | None
+    options: Options
     wait_s: float
     documents: Documents = field(default_factory=Documents)
     messages: list[Message] = field(default_factory=list)
@@ -86,14 +99,29 @@ class Conversation:
         self.documents.records |= fresh.records
         self._unsent += [file_id for file_id in fresh.file_ids if file_id not in self._unsent]
 
+    async def resume(self, session_id: str) -> None:
+        """Go on where the session ended. Documents that are gone are left out."""
+        turns = await self.client.turns(session_id, RESUMED_TURNS)
+        there = {record.file_id for record in await self.client.files()}
+        for turn in turns:
+            files = tuple(FilePart(each) for each in turn.file_ids if each in there)
+            role = "assistant" if turn.speaker == "assistant" else "user"
+            self.messages.append(Message(role, (*files, TextPart(turn.text))))
+        if turns:
+            say(f"{session_id} goes on; its last words were:\n{_last_words(turns)}")
+
     def restart(self) -> None:
+        """Forget what was said; a session is left as it is."""
+        self.options = replace(self.options, session_id=None)
         self.messages.clear()
         self._unsent = list(self.documents.file_ids)
 
     async def say(self, text: str) -> None:
         """Ask, show, remember. A turn that failed or was stopped is not remembered."""
         message = Message("user", (*(FilePart(file_id) for file_id in self._unsent), TextPart(text)))
-        question = Question((*self.messages, message), max_tokens=self.max_tokens)
+        question = Question(
+            (*self.messages, message), max_tokens=self.options.max_tokens, session_id=self.options.session_id
+        )
         answer = Answer(StatusLine(), Milestones())
         async with aclosing(cast("Any", self.client.ask(question))) as events:
             async for event in events:
@@ -103,13 +131,20 @@ class Conversation:
         self._unsent = []
 
 
-def run(settings: Settings, files: Sequence[Path], max_tokens: int | None, model_given: bool) -> None:
-    """Talk until the input ends."""
+def run(settings: Settings, files: Sequence[Path], options: Options, model_given: bool) -> None:
+    """Talk until the input ends. Raises `InvalidRequest` for a name that no session can have."""
+    if STDIN in files:
+        raise InvalidRequest("stdin is what you say in a chat; it can't be a document, too.", hint="Name a file.")
     check_paths(files)  # a wrong name is told before anything is loaded
+    session_id = options.session_id
+    if session_id is not None and not is_session_id(session_id):
+        raise InvalidRequest(f"{session_id!r} can't name a session.", hint=f"A session id {SESSION_ID_FORM}.")
     with LoopThread() as loop:
-        client = loop.run(connect(settings, model_given))
-        talk = Conversation(client, max_tokens, settings.deadlines.interactive_s)
+        client = loop.run(connect(settings, model_given, keeps=session_id is not None))
+        talk = Conversation(client, options, settings.deadlines.interactive_s)
         try:
+            if session_id is not None:
+                loop.run(talk.resume(session_id))
             if files:
                 loop.run(talk.add(files))
             if sys.stdin.isatty():
@@ -119,6 +154,11 @@ def run(settings: Settings, files: Sequence[Path], max_tokens: int | None, model
             _talk(loop, talk)
         finally:
             loop.run(client.close())
+
+
+def _last_words(turns: Sequence[KeptTurn]) -> str:
+    """The last question and answer, cut to what reminds of them."""
+    return "\n".join(textwrap.shorten(f"{each.speaker}: {each.text}", 200, placeholder=" …") for each in turns[-2:])
 
 
 def _talk(loop: LoopThread, talk: Conversation) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from perilune.cli.ports import is_own_address
 from perilune.config import Settings
 from perilune.core import DEFAULT_TENANT, ContextPolicy, Event, FileRecord, Message, Request, SamplingParams
-from perilune.errors import Conflict
+from perilune.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from perilune.build import Application
@@ -37,6 +37,8 @@ class Question:
     policy: ContextPolicy = ContextPolicy.AUTO
     deadline_s: float | None = None
     max_tokens: int | None = None
+    session_id: str | None = None
+    """The session that keeps the last message and its answer."""
 
 
 class Client(Protocol):
@@ -50,10 +52,14 @@ class Client(Protocol):
         """Whether unfinished ingest stops when this process ends."""
         ...
 
-    async def upload(self, path: Path, filename: str) -> FileRecord: ...
+    async def upload(self, path: Path, filename: str, local_only: bool = False) -> FileRecord: ...
     async def files(self) -> list[FileRecord]: ...
     async def file(self, file_id: str) -> FileRecord: ...
     async def delete(self, file_id: str) -> None: ...
+
+    async def turns(self, session_id: str, most: int) -> list[KeptTurn]:
+        """The last turns of a session, at most so many; none of one that isn't there yet."""
+        ...
 
     async def kv_health(self, steps: int) -> dict[str, Any]:
         """The health view, with the newest `steps` measured decode steps, layer by layer."""
@@ -71,20 +77,29 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTurn:
+    """A turn of a session, and the documents that were asked about."""
+
+    speaker: str
+    text: str
+    file_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunningServer:
     url: str
     pid: int
     model: str
 
 
-async def connect(settings: Settings, model_given: bool) -> Client:
-    """A client of the running server, else of a service started here.
+async def connect(settings: Settings, model_given: bool, keeps: bool = False) -> Client:
+    """A client of the running server, else of a service started here; where it `keeps` sessions, with their index.
 
     Raises `Conflict` when `model_given` and the server has another model, and whatever starting the service raises.
     """
     server = find_server(settings.home)
     if server is None:
-        return await LocalClient.start(settings)
+        return await LocalClient.start(settings, keeps)
     lora = settings.model.lora
     wanted = settings.model.path + (f"+{Path(lora).name}" if lora else "")
     if (model_given or lora) and server.model != wanted:
@@ -141,11 +156,11 @@ class LocalClient:
         self._model = model
 
     @classmethod
-    async def start(cls, settings: Settings) -> LocalClient:
+    async def start(cls, settings: Settings, keeps: bool = False) -> LocalClient:
         from perilune.build import build
         from perilune.cli.doctor import warn_if_slow
 
-        app = build(settings)
+        app = build(settings, indexed=keeps)
         try:
             warn_if_slow(settings, app.kernels)
             await app.start()
@@ -168,9 +183,10 @@ class LocalClient:
     async def debug_attention(self, on: bool) -> None:
         self._app.service.kv.debug(on)
 
-    async def upload(self, path: Path, filename: str) -> FileRecord:
+    async def upload(self, path: Path, filename: str, local_only: bool = False) -> FileRecord:
+        documents = self._app.service.documents
         with path.open("rb") as data:
-            return await self._app.service.documents.upload(DEFAULT_TENANT, filename, "user_data", data)
+            return await documents.upload(DEFAULT_TENANT, filename, "user_data", data, local_only)
 
     async def files(self) -> list[FileRecord]:
         return await self._app.service.documents.list(DEFAULT_TENANT)
@@ -180,6 +196,18 @@ class LocalClient:
 
     async def delete(self, file_id: str) -> None:
         await self._app.service.documents.delete(DEFAULT_TENANT, file_id)
+
+    async def turns(self, session_id: str, most: int) -> list[KeptTurn]:
+        kept = self._app.service.conversations
+        try:
+            last = (await kept.get(DEFAULT_TENANT, session_id)).turns
+        except NotFound:
+            return []
+        first = max(0, last - most)
+        turns = await kept.turns(DEFAULT_TENANT, session_id, first, most)
+        answers = await kept.answers(DEFAULT_TENANT, session_id, first + 1, last)
+        files = {number: details.get("files", ()) for number, (_, details) in answers.items()}
+        return [KeptTurn(each.speaker, each.text, tuple(files.get(each.turn, ()))) for each in turns]
 
     def ask(self, question: Question) -> AsyncIterator[Event]:
         return self._app.service.run(
@@ -194,6 +222,8 @@ class LocalClient:
                 ),
                 deadline_s=question.deadline_s,
                 context_policy=question.policy,
+                session_id=question.session_id,
+                recall=() if question.session_id is None else (question.session_id,),
             )
         )
 

@@ -11,6 +11,8 @@ import asyncio
 import bisect
 import hashlib
 import os
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,10 +22,12 @@ from pathlib import Path
 from perilune.cli.client import Client
 from perilune.cli.console import StatusLine, say
 from perilune.core import Citation, FileRecord, FileStatus, TurnCitation
-from perilune.errors import NotFound, TooLarge, UnsupportedDocument
+from perilune.errors import InvalidRequest, NotFound, TooLarge, UnsupportedDocument
 from perilune.memory.ingest.pagination import clean
 from perilune.runtime.memory import human_bytes
 
+STDIN = Path("-")
+STDIN_NAME = "stdin"
 MAX_FOLDER_FILES = 5_000
 MAX_FOLDER_BYTES = 64 * 1024**2
 MAX_FOLDER_FILE_BYTES = 1024**2
@@ -95,8 +99,13 @@ class Documents:
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """Raises `NotFound` for a name that isn't there, `UnsupportedDocument` for an empty file."""
+    """Raises `NotFound` for a name that isn't there, `UnsupportedDocument` for an empty file, `InvalidRequest`
+    where stdin is named twice."""
+    if paths.count(STDIN) > 1:
+        raise InvalidRequest("`-` is named twice; there is one stdin.", hint="Name it once.")
     for path in paths:
+        if path == STDIN:
+            continue
         if not path.exists():
             raise NotFound(f"There is no file {path}.", hint="The question is the last word; quote it.")
         if path.is_file() and path.stat().st_size == 0:
@@ -106,7 +115,31 @@ def check_paths(paths: Sequence[Path]) -> None:
 def read_sources(paths: Sequence[Path]) -> list[Source]:
     """Check every path, and join folders. Raises `NotFound`, `TooLarge` or `UnsupportedDocument`."""
     check_paths(paths)
-    return [_join_folder(path) if path.is_dir() else Source(path, path.name) for path in paths]
+    return [_source(path) for path in paths]
+
+
+def _source(path: Path) -> Source:
+    if path == STDIN:
+        return _spool_stdin()
+    return _join_folder(path) if path.is_dir() else Source(path, path.name)
+
+
+def _spool_stdin() -> Source:
+    """What is piped in, as a file in a temporary place; its format is known by its content."""
+    if sys.stdin.isatty():
+        say("reading the document from stdin; Ctrl-D ends it")
+    descriptor, spooled = tempfile.mkstemp(prefix="perilune-")
+    source = Source(Path(spooled), STDIN_NAME, temporary=True)
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            shutil.copyfileobj(sys.stdin.buffer, out)
+            size = out.tell()
+        if not size:
+            raise UnsupportedDocument("stdin is empty.", hint="Pipe a document in, or name a file.")
+    except BaseException:
+        discard([source])
+        raise
+    return source
 
 
 def _join_folder(folder: Path) -> Source:
@@ -171,8 +204,11 @@ def _text_of(path: Path) -> str | None:
 # ---------------------------------------------------------------------------------------------- ingest
 
 
-async def upload(client: Client, sources: Sequence[Source], status: StatusLine) -> Documents:
-    """Upload what the server doesn't have. Failed earlier attempts are replaced."""
+async def upload(
+    client: Client, sources: Sequence[Source], status: StatusLine, local_only: bool = False
+) -> Documents:
+    """Upload what the server doesn't have; with `local_only`, what it doesn't have as such. Failed earlier attempts
+    are replaced."""
     documents = Documents()
     known = await client.files() if sources else []
     for source in sources:
@@ -182,12 +218,18 @@ async def upload(client: Client, sources: Sequence[Source], status: StatusLine) 
         for item in same:
             if item.status is FileStatus.ERROR:
                 await client.delete(item.file_id)
-        present = [item for item in same if item.status is not FileStatus.ERROR]
+        present = [
+            item for item in same if item.status is not FileStatus.ERROR and (item.local_only or not local_only)
+        ]
         if present:
             record = present[0]
         else:
             status.update("uploading", source.filename)
-            record = await client.upload(source.path, source.filename)
+            record = await client.upload(source.path, source.filename, local_only)
+            loose = [item for item in same if item.status is not FileStatus.ERROR]
+            if loose:
+                names = " ".join(item.file_id for item in loose)
+                say(f"note: an earlier copy may leave this machine; `perilune documents rm {names}` deletes it")
         documents.sources[record.file_id] = source
         documents.records[record.file_id] = record
         documents.earlier[record.file_id] = tuple(

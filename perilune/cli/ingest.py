@@ -28,6 +28,7 @@ class Options:
     wait: bool = False
     replace: bool = False
     as_json: bool = False
+    local_only: bool = False
 
 
 def run(settings: Settings, paths: Sequence[Path], options: Options, model_given: bool) -> None:
@@ -44,7 +45,7 @@ async def _run(settings: Settings, sources: Sequence[Source], options: Options, 
     status.update("loading", settings.model.path)
     client: Client = await connect(settings, model_given)
     try:
-        documents: Documents = await upload(client, sources, status)
+        documents: Documents = await upload(client, sources, status, options.local_only)
         await wait_for_all(client, documents, status, until_finished=options.wait)
         replaced = await delete_earlier(client, documents) if options.replace else 0
     finally:

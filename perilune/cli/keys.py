@@ -95,11 +95,14 @@ def limit(settings: Settings, key_id: str, changes: dict[str, float | None], as_
     table(("LIMIT", "OF THE KEY", "USED"), rows_shown)
 
 
-def revoke(settings: Settings, key_id: str) -> None:
+def revoke(settings: Settings, key_id: str, as_json: bool) -> None:
     """End a key."""
     with open_store(settings) as store:
         Keyring(store, settings.home).revoke(key_id)
-    say(f"{key_id} is revoked.")
+    if as_json:
+        print_json({"id": key_id, "revoked": True})
+    else:
+        say(f"{key_id} is revoked.")
 
 
 def show_audit(settings: Settings, limit: int, as_json: bool) -> None:

@@ -56,7 +56,7 @@ def show(settings: Settings, as_json: bool) -> None:
     say(f"{human_bytes(total)} of {human_bytes(settings.kv_cache.disk_quota)} used.")
 
 
-def delete(settings: Settings, owners: Sequence[str], everything: bool) -> None:
+def delete(settings: Settings, owners: Sequence[str], everything: bool, as_json: bool) -> None:
     """Forget owners' KV. Raises `NotFound` for an owner that has none."""
     if everything == bool(owners):
         raise InvalidRequest("Say whose KV to delete.", hint="Name owners from `perilune kv ls`, or write --all.")
@@ -67,7 +67,10 @@ def delete(settings: Settings, owners: Sequence[str], everything: bool) -> None:
             raise NotFound(f"No KV belongs to {unknown[0]}.", hint="`perilune kv ls` lists owners.")
         chosen = known if everything else owners
         freed = sum(store.forget(owner) for owner in chosen for store in stores)
-    say(f"Freed {human_bytes(freed)}. The documents stay; their next question computes it again.")
+    if as_json:
+        print_json({"freed_bytes": freed})
+    else:
+        say(f"Freed {human_bytes(freed)}. The documents stay; their next question computes it again.")
 
 
 def _joined(entries: Sequence[KVEntry]) -> list[KVEntry]:

@@ -105,7 +105,8 @@ def _globals(
 def ask(
     ctx: typer.Context,
     words: Annotated[
-        list[str], typer.Argument(metavar="FILE... QUESTION", help="Files or folders, then the question.")
+        list[str],
+        typer.Argument(metavar="FILE... QUESTION", help="Files or folders (`-`: stdin), then the question."),
     ],
     model: Model = None,
     lora: Lora = None,
@@ -133,13 +134,15 @@ def chat(
     model: Model = None,
     lora: Lora = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = ANSWER_TOKENS,
+    session: Annotated[
+        str | None, typer.Option("--session", help="Keep what is said under this name, and go on where it ended.")
+    ] = None,
 ) -> None:
     """Talk, with documents or without. /help shows what can be typed."""
     from perilune.cli import chat as verb
 
-    verb.run(
-        ctx.obj.settings(model__path=model, model__lora=lora), list(files or ()), max_tokens, model is not None
-    )
+    settings = ctx.obj.settings(model__path=model, model__lora=lora)
+    verb.run(settings, list(files or ()), verb.Options(max_tokens, session), model is not None)
 
 
 @app.command()
@@ -159,13 +162,16 @@ def ingest(
     replace: Annotated[
         bool, typer.Option("--replace", help="Delete earlier versions: files of the same names with other content.")
     ] = False,
+    local_only: Annotated[
+        bool, typer.Option("--local-only", help="Nothing of them may ever be sent to a remote backend.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Read documents ahead of questions: parse, recognise text in images, index. Unchanged ones are skipped."""
     from perilune.cli import ingest as verb
 
     settings = ctx.obj.settings(model__path=model, model__lora=lora)
-    verb.run(settings, files, verb.Options(wait, replace, as_json), model is not None)
+    verb.run(settings, files, verb.Options(wait, replace, as_json, local_only), model is not None)
 
 
 @app.command()
@@ -226,11 +232,13 @@ def models(ctx: typer.Context, as_json: Json = False) -> None:
 
 
 @models_app.command("rm")
-def models_rm(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Installed name.")]) -> None:
+def models_rm(
+    ctx: typer.Context, name: Annotated[str, typer.Argument(help="Installed name.")], as_json: Json = False
+) -> None:
     """Delete an installed model."""
     from perilune.cli import models as verb
 
-    verb.delete(ctx.obj.settings(), name)
+    verb.delete(ctx.obj.settings(), name, as_json)
 
 
 @app.command()
@@ -294,11 +302,12 @@ def kv_rm(
     ctx: typer.Context,
     owners: Annotated[list[str] | None, typer.Argument(help="Owners, as `kv ls` shows them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of it.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Delete KV from disk. It is a cache: the next question computes it again."""
     from perilune.cli import kv as verb
 
-    verb.delete(ctx.obj.settings(), tuple(owners or ()), everything)
+    verb.delete(ctx.obj.settings(), tuple(owners or ()), everything, as_json)
 
 
 @eval_app.command("kv")
@@ -439,11 +448,13 @@ def keys_ls(ctx: typer.Context, as_json: Json = False) -> None:
 
 
 @keys_app.command("revoke")
-def keys_revoke(ctx: typer.Context, key_id: Annotated[str, typer.Argument(help="The key's id.")]) -> None:
+def keys_revoke(
+    ctx: typer.Context, key_id: Annotated[str, typer.Argument(help="The key's id.")], as_json: Json = False
+) -> None:
     """Revoke a key. It stops working at once."""
     from perilune.cli import keys as verb
 
-    verb.revoke(ctx.obj.settings(), key_id)
+    verb.revoke(ctx.obj.settings(), key_id, as_json)
 
 
 @keys_app.command("audit")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from perilune.cli.remote import RemoteClient
 
 T = TypeVar("T")
+SESSION_FORMS = ("markdown", "json")
 _SHOWN_CHARS = 100
 
 
@@ -153,6 +154,13 @@ def _print_summary(found: dict[str, Any], as_json: bool) -> None:
 def export(settings: Settings, output: Path | None) -> None:
     """Write everything kept about the user, as JSON Lines. A broken transfer leaves no file."""
     save(settings, output, lambda client: client.export_memory())
+
+
+def export_session(settings: Settings, session_id: str, form: str, output: Path | None) -> None:
+    """Write a session as `markdown` or `json`. Raises `NotFound`; a broken transfer leaves no file."""
+    if form not in SESSION_FORMS:
+        raise InvalidRequest(f"Unknown format {form!r}.", hint=f"Use {' or '.join(SESSION_FORMS)}.")
+    save(settings, output, lambda client: client.export_session(session_id, form))
 
 
 def save(settings: Settings, output: Path | None, pieces: Callable[[RemoteClient], AsyncIterator[bytes]]) -> None:

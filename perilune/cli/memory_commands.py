@@ -138,6 +138,21 @@ def sessions_show(
     verb.show_session(ctx.obj.settings(), session, after, limit, as_json)
 
 
+@sessions_app.command("export")
+def sessions_export(
+    ctx: typer.Context,
+    session: Annotated[str, typer.Argument(help="The session's id.")],
+    form: Annotated[
+        str, typer.Option("--format", help="markdown, to be read; or json, with all that is kept of it.")
+    ] = "markdown",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write here; else to stdout.")] = None,
+) -> None:
+    """Write a whole session with its sources to a file or stdout."""
+    from perilune.cli import memory as verb
+
+    verb.export_session(ctx.obj.settings(), session, form, output)
+
+
 @sessions_app.command("rm")
 @sessions_app.command("delete", hidden=True)
 def sessions_rm(

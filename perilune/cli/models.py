@@ -29,9 +29,13 @@ def show(settings: Settings, as_json: bool) -> None:
         say(f"None is installed. Run `perilune pull {catalogue.default}`.")
 
 
-def delete(settings: Settings, name: str) -> None:
+def delete(settings: Settings, name: str, as_json: bool) -> None:
     """Remove an installed model and say what that freed."""
-    say(f"Freed {human_bytes(remove(name, settings.home))}.")
+    freed = remove(name, settings.home)
+    if as_json:
+        print_json({"deleted": name, "freed_bytes": freed})
+    else:
+        say(f"Freed {human_bytes(freed)}.")
 
 
 def _facts(entry: ModelEntry) -> dict[str, object]:

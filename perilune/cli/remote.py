@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 
 from perilune import errors
-from perilune.cli.client import Question
+from perilune.cli.client import KeptTurn, Question
 from perilune.core import (
     CachedTokens,
     ChoiceFinished,
@@ -65,10 +65,13 @@ class RemoteClient:
     def in_process(self) -> bool:
         return False
 
-    async def upload(self, path: Path, filename: str, purpose: str = "user_data") -> FileRecord:
+    async def upload(
+        self, path: Path, filename: str, local_only: bool = False, purpose: str = "user_data"
+    ) -> FileRecord:
         with path.open("rb") as data:
             form = aiohttp.FormData()
             form.add_field("purpose", purpose)
+            form.add_field("local_only", str(local_only).lower())
             form.add_field("file", data, filename=filename, content_type="application/octet-stream")
             return file_record(await self._json("POST", "/v1/files", data=form))
 
@@ -96,6 +99,20 @@ class RemoteClient:
     async def session(self, session_id: str, after: int, limit: int) -> dict[str, Any]:
         """A session and its turns behind number `after`. Raises `NotFound`."""
         return await self._json("GET", f"{_session_path(session_id)}?after={after}&limit={limit}")
+
+    async def turns(self, session_id: str, most: int) -> list[KeptTurn]:
+        """The last turns of a session, at most so many; none of one that isn't there yet."""
+        try:
+            turns = (await self.session(session_id, 0, 1))["turns"]
+            found = await self.session(session_id, max(0, turns - most), most)
+        except errors.NotFound:
+            return []
+        return [KeptTurn(each["speaker"], each["text"], tuple(each["files"])) for each in found["data"]]
+
+    async def export_session(self, session_id: str, form: str) -> AsyncIterator[bytes]:
+        """A whole session as `markdown` or `json`, in pieces. Raises `NotFound`."""
+        async for data in self._pieces(f"{_session_path(session_id)}?format={form}"):
+            yield data
 
     async def forget_session(self, session_id: str) -> None:
         """Raises `NotFound`."""
@@ -176,6 +193,8 @@ class RemoteClient:
             body["deadline_s"] = question.deadline_s
         if question.max_tokens is not None:
             body["max_completion_tokens"] = question.max_tokens
+        if question.session_id is not None:
+            body["session"] = question.session_id
         reader = ChunkReader()
         try:
             async with self._http.post("/v1/chat/completions", json=body) as reply:

@@ -158,6 +158,7 @@ class FakeDocuments:
             pages_total=12,
             pages_parsed=3,
             expires_at=None if lasts_s is None else 1000.0 + lasts_s,
+            local_only=local_only,
         )
         self.files[record.file_id] = (record, content)
         return record

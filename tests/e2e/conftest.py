@@ -59,9 +59,11 @@ class Server:
         assert found is not None
         return int(found[1]) * 1024
 
-    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def cli(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "perilune.cli.main", *words]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, input=stdin
+        )
 
 
 def new_home(home: Path, model: Path) -> Path:

@@ -55,6 +55,27 @@ def test_a_fact_of_turn_3_is_in_the_prompt_30_turns_later(server: Server) -> Non
     assert texts[-2:] == [question["content"], answer.choices[0].message.content]
 
 
+def test_a_chat_in_the_terminal_goes_on_in_another_process(server: Server, tmp_path: Path) -> None:
+    talk = ("chat", "--session", "terminal", "--max-tokens", "4")
+    assert server.cli(*talk, stdin=f"{FACT}\n").returncode == 0
+    first = json.loads(server.cli("sessions", "show", "terminal", "--json").stdout)
+    assert first["data"][0]["text"] == FACT
+    again = server.cli(*talk, stdin="Where is it?\n/new\nThis isn't kept.\n")
+    assert again.returncode == 0, again.stderr
+    assert "terminal goes on" in again.stderr
+    assert FACT[:40] in again.stderr
+    saved = tmp_path / "terminal.json"
+    assert server.cli("sessions", "export", "terminal", "--format", "json", "-o", str(saved)).returncode == 0
+    kept = json.loads(saved.read_text())["data"]
+    assert [turn["text"] for turn in kept if turn["speaker"] == "user"] == [FACT, "Where is it?"]
+    alone, whole = (turn["answer"]["usage"]["prompt_tokens"] for turn in kept if turn["answer"])
+    assert whole > alone, "what was said before is in the prompt"
+    assert FACT in server.cli("sessions", "export", "terminal").stdout
+    assert server.cli("sessions", "export", "nobody").returncode == 1
+    assert server.cli("sessions", "export", "terminal", "--format", "pdf").returncode == 2
+    assert server.cli("chat", "--session", "file-1").returncode == 2
+
+
 def test_the_command_line_lists_searches_and_forgets(server: Server) -> None:
     ask(server, [{"role": "user", "content": "The Moor bridge opens on 12 May."}], session="cli")
     assert "cli" in server.cli("sessions", "ls").stdout
