@@ -21,6 +21,7 @@ from perilune.core import (
     Degradation,
     Event,
     FileRecord,
+    GrammarKind,
     Plan,
     PlanKind,
     Planned,
@@ -30,6 +31,7 @@ from perilune.core import (
     StageStarted,
     TextDelta,
     TokenReport,
+    ToolCallDelta,
     TurnCitation,
     Usage,
 )
@@ -68,7 +70,8 @@ class Routes:
         if request.context_policy is ContextPolicy.FULL or only_local(request):
             return []
         models = dict.fromkeys(m for chain in self.fallbacks if chain[:1] == (request.model,) for m in chain[1:])
-        return [target for model in models for target in self.router.serving(model)]
+        found = [target for model in models for target in self.router.serving(model)]
+        return [target for target in found if target.remote or not asks_more(request)]
 
     def soonest_s(self, request: Request, tokens: int) -> float | None:
         """When a stand-in would answer, from now; None without one that could be asked."""
@@ -192,7 +195,7 @@ class RoutedAnswer:
                     self._usage, self._counted = event.usage, event.counted
                     self._taken_out = event.taken_out
                     continue
-                if isinstance(event, TextDelta) and self._ttft_s is None:
+                if isinstance(event, TextDelta | ToolCallDelta) and self._ttft_s is None:
                     self._ttft_s = self._elapsed_s()
                     yield StageStarted("answering")
                 yield event
@@ -300,6 +303,7 @@ class RoutedAnswer:
             request.n,
             request.service_class,
             self._left_s(),
+            tools=request.tools,
         )
 
     def _require(self) -> None:
@@ -382,20 +386,25 @@ class RoutedAnswer:
 
 
 def only_local(request: Request) -> bool:
-    """Whether a request asks for what isn't passed on to backends: tools, a form of the answer, or its
-    beginning."""
+    """Whether a request asks for what isn't passed on to backends: a form of the answer that is no JSON Schema, or
+    the answer's beginning."""
+    grammar = request.sampling.grammar
+    return bool(request.prefix) or (grammar is not None and grammar.kind is not GrammarKind.JSON_SCHEMA)
+
+
+def asks_more(request: Request) -> bool:
+    """Whether it asks for what the engine of this process does in its own way only: tools, and forms of answers."""
     spoken = any(message.tool_calls or message.tool_call_id for message in request.messages)
-    formed = request.sampling.grammar is not None or bool(request.prefix)
-    return bool(request.tools.offered) or formed or spoken
+    return bool(request.tools.offered) or request.sampling.grammar is not None or spoken
 
 
-def require_plain(request: Request) -> None:
+def require_known(request: Request) -> None:
     """Raises `InvalidRequest` for what isn't passed on to backends."""
     if only_local(request):
         raise InvalidRequest(
-            f"{request.model} runs on a backend; tools, response_format and partial aren't passed on to it.",
+            f"{request.model} runs on a backend; partial, regex, choice and grammar aren't passed on to it.",
             hint="Leave them out, or use the local model.",
-            param="tools" if request.tools.offered else "response_format",
+            param="messages" if request.prefix else "structured_outputs",
         )
 
 

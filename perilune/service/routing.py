@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from perilune.core import Attempt, ChoiceFinished, TextDelta, Usage
+from perilune.core import Attempt, ChoiceFinished, TextDelta, ToolCallDelta, Usage
 from perilune.errors import Overloaded, PeriluneError
 from perilune.service.backends.health import Health
 from perilune.service.backends.protocol import (
@@ -44,7 +44,7 @@ _SLOW_FACTOR, _SLOW_S = 3.0, 0.25  # a target this much slower than the fastest 
 _FULL_FACTOR = 1.25  # bounded load: no target takes more than this times the mean, and one
 _MILLION = 1e6
 
-Routed = TextDelta | ChoiceFinished | BackendDone
+Routed = TextDelta | ToolCallDelta | ChoiceFinished | BackendDone
 """What a routed call gives."""
 
 
@@ -100,7 +100,18 @@ class Trace:
     said: list[str] = field(default_factory=list)
     pieces: int = 0
     resumed_from: str | None = None
+    called: bool = False
+    """Whether a call of a tool has begun: nothing goes on in the middle of one."""
+
     cost: float = 0.0
+
+    def saw(self, event: TextDelta | ToolCallDelta) -> None:
+        """What the caller was shown."""
+        self.pieces += 1
+        if isinstance(event, ToolCallDelta):
+            self.called = True
+        elif event.choice == 0:
+            self.said.append(event.text)
 
 
 class Router:
@@ -206,7 +217,7 @@ class Router:
         health, start_s = target.health, self._clock()
         trace.target = target
         health.in_flight += 1
-        held: list[TextDelta | ChoiceFinished] = []
+        held: list[TextDelta | ToolCallDelta | ChoiceFinished] = []
         outcome = "left"
         try:
             async with aclosing(_impatient(target, call, patience_s)) as events:
@@ -220,13 +231,11 @@ class Router:
                             yield item
                         yield event
                         return
-                    if isinstance(event, TextDelta) and event.text:
+                    if isinstance(event, ToolCallDelta) or (isinstance(event, TextDelta) and event.text):
                         if not (held if whole else trace.pieces):
                             self._first(target, self._clock() - start_s, estimate)
                         if not whole:
-                            trace.pieces += 1
-                            if event.choice == 0:
-                                trace.said.append(event.text)
+                            trace.saw(event)
                     if whole:
                         held.append(event)
                     else:
@@ -278,7 +287,8 @@ def _patience_s(call: Call) -> float | None:
 
 
 def _resumable(call: Call, trace: Trace) -> bool:
-    return call.n == 1 and not call.sampling.stop and call.sampling.logprobs is None and bool(trace.said)
+    plain = not call.tools.offered and call.sampling.grammar is None and not trace.called
+    return plain and call.n == 1 and not call.sampling.stop and call.sampling.logprobs is None and bool(trace.said)
 
 
 async def _impatient(target: Target, call: Call, patience_s: float | None) -> AsyncGenerator[Routed | Alive, None]:

@@ -45,7 +45,7 @@ from perilune.service.ports import Caller, Embedding, KVView, ModelCard
 from perilune.service.ratings import RatingService
 from perilune.service.raw import RawAnswer
 from perilune.service.retention import Retention
-from perilune.service.routed import RoutedAnswer, instead_of, require_plain, too_late
+from perilune.service.routed import RoutedAnswer, instead_of, require_known, too_late
 from perilune.service.sessions import SessionService
 from perilune.service.tools.stream import ToolStream, prepared
 from perilune.service.uploads import UploadService
@@ -164,10 +164,11 @@ class Service:
         """Answer a request; see `ports.ServiceApi.run`."""
         parts, remote = self._parts, self._checked(request)
         stream = None
-        if request.tools.offered or any(message.role == "tool" for message in request.messages):
+        with_tools = bool(request.tools.offered) or any(message.role == "tool" for message in request.messages)
+        if with_tools and not remote:  # a backend has its own notation
             request = prepared(request, parts.tool_format)
             stream = ToolStream(parts.tool_format, request.n)
-        if request.sampling.grammar is not None:
+        if request.sampling.grammar is not None and not remote:
             await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())
         async with self._ledger.reserve(request) as reserved:
@@ -180,7 +181,7 @@ class Service:
                             request = told
                         else:
                             yield told
-                events = self._made(request, remote, stream is not None)
+                events = self._made(request, remote, with_tools)
                 if request.verify:
                     events = verified(events, request, parts.library)
                 async with aclosing(_accounted(events, reserved)) as accounted:
@@ -199,7 +200,7 @@ class Service:
                 param="model",
             )
         if remote:
-            require_plain(request)
+            require_known(request)
         else:
             parts.model.require(request.model)
         parts.web.require(request)

@@ -50,6 +50,7 @@ class TextComposer:
         self._recalled = _recalled_text(recalled, request)
         self._instructions, self._turns = _split(request.messages)
         self._request = request
+        self._told = _told(request)
 
     @property
     def question(self) -> str:
@@ -106,7 +107,7 @@ class TextComposer:
         told = self._instructions or (instructions if pieces else "")
         system = "".join(pieces) + self._recalled + told
         messages = ((ChatMessage("system", system),) if system else ()) + tuple(turns)
-        estimate = sum(estimated_tokens(message.text) + _MESSAGE_TOKENS for message in messages)
+        estimate = self._told + sum(_estimate(message) for message in messages)
         return TextPrompt(messages, estimate, estimate)
 
     def _last_question(self) -> int:
@@ -119,7 +120,7 @@ class TextComposer:
         allowed = free * HISTORY_SHARE if self._records else free
         first, spent = last, 0.0
         for index in range(last - 1, -1, -1):
-            spent += estimated_tokens(turns[index].text) + _MESSAGE_TOKENS
+            spent += _estimate(turns[index])
             if spent > allowed:
                 break
             if turns[index].role == "user" or index == 0:
@@ -149,6 +150,20 @@ class TextComposer:
         return f"[{self._names[passage.file_id]}, {place}]\n{passage.text.strip()}\n\n"
 
 
+def _estimate(message: ChatMessage) -> float:
+    calls = sum(estimated_tokens(call.name + call.arguments) for call in message.tool_calls)
+    return estimated_tokens(message.text) + calls + _MESSAGE_TOKENS
+
+
+def _told(request: Request) -> float:
+    """Estimated tokens of the tools and of the form of the answer."""
+    tools = sum(
+        estimated_tokens(f"{tool.name} {tool.description} {tool.parameters}") for tool in request.tools.offered
+    )
+    grammar = request.sampling.grammar
+    return tools + (0.0 if grammar is None else estimated_tokens(grammar.source))
+
+
 def _split(messages: Sequence[Message]) -> tuple[str, list[ChatMessage]]:
     """The leading instructions, and the turns with text."""
     leading: list[str] = []
@@ -158,7 +173,7 @@ def _split(messages: Sequence[Message]) -> tuple[str, list[ChatMessage]]:
         if message.role == "system" and not turns:
             leading.append(text)
         elif text or not message.file_ids:
-            turns.append(ChatMessage(message.role, text))
+            turns.append(ChatMessage(message.role, text, message.tool_calls, message.tool_call_id))
     if not any(turn.role == "user" and turn.text.strip() for turn in turns):
         raise InvalidRequest(
             "The request has no question: no user message with text.",

@@ -177,7 +177,7 @@ async def test_local_only_documents(serve: Serve, tmp_path: Path) -> None:
         documents = server.service.documents
         for at, options in enumerate(((), ("--local-only",), ("--local-only",))):
             process = await start(tmp_path, "ingest", "moon.txt", *options)
-            await eventually(partial(_are, documents.files, min(2, at + 1)), 30)
+            await eventually(partial(_are, documents.files, min(2, at + 1)), 80)
             documents.finish(list(documents.files)[-1])
             done = await finished(process)
             assert done.code == 0, done.err

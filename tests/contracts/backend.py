@@ -8,14 +8,27 @@ class TestLocal(BackendContract):
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from perilune.core import ChoiceFinished, FinishReason, SamplingParams, TextDelta
+from perilune.core import (
+    ChoiceFinished,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    TextDelta,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolMode,
+    Tools,
+)
 from perilune.service.backends.protocol import (
     Backend,
     BackendDone,
@@ -55,6 +68,19 @@ async def idle_soon(ready: Ready) -> None:
     while not ready.idle():
         assert time.monotonic() < end_s, "something of the call runs on"
         await asyncio.sleep(0.005)
+
+
+SCHEMA = '{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"],"additionalProperties":false}'
+TOOLS = Tools((Tool("look_up", "Look a number up.", SCHEMA),), ToolMode.REQUIRED, "look_up")
+
+
+def arguments_of(events: list[BackendEvent]) -> dict[int, str]:
+    """Calls of choice 0, by number."""
+    found: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, ToolCallDelta) and event.choice == 0:
+            found[event.index] = found.get(event.index, "") + event.arguments
+    return found
 
 
 class BackendContract:
@@ -125,3 +151,41 @@ class BackendContract:
         assert ready.backend.name
         assert ready.backend.model_id
         assert ready.backend.window_tokens > 0
+
+
+class FormsContract(BackendContract):
+    """And of those that take tools and forms of answers: real servers with real models."""
+
+    async def test_a_schema_is_kept(self, ready: Ready) -> None:
+        asked = call("Give me a number.", max_tokens=48, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA))
+        events = await collect(ready.backend, asked)
+        assert isinstance(json.loads(text_of(events))["n"], int)
+        await idle_soon(ready)
+
+    async def test_a_tool_that_must_be_called_is(self, ready: Ready) -> None:
+        asked = replace(call("Look up the number 7.", max_tokens=64), tools=TOOLS)
+        events = await collect(ready.backend, asked)
+        first = next(event for event in events if isinstance(event, ToolCallDelta))
+        assert first.name == "look_up"
+        assert first.call_id
+        assert [isinstance(json.loads(each)["n"], int) for each in arguments_of(events).values()] == [True]
+        assert isinstance(events[-2], ChoiceFinished)
+        assert events[-2].reason in (FinishReason.TOOL_CALLS, FinishReason.STOP)
+        await idle_soon(ready)
+
+    async def test_a_tools_result_is_read(self, ready: Ready) -> None:
+        """The prompt with a call and its result is longer than the one without, and is answered."""
+        plain = call("What is the number of the locker?", temperature=0.0)
+        made = ToolCall("call_1", "look_up", '{"n": 7}')
+        talk = (
+            *plain.messages,
+            ChatMessage("assistant", "", (made,)),
+            ChatMessage("tool", "The locker has the number 4471.", (), "call_1"),
+        )
+        free = replace(TOOLS, mode=ToolMode.AUTO, name=None)
+        events = await collect(ready.backend, replace(plain, messages=talk, tools=free))
+        assert text_of(events) or arguments_of(events)
+        done, without = events[-1], (await collect(ready.backend, plain))[-1]
+        assert isinstance(done, BackendDone)
+        assert isinstance(without, BackendDone)
+        assert done.usage.prompt_tokens > without.usage.prompt_tokens

@@ -23,7 +23,7 @@ import pytest
 
 from bench.server import LlamaServer, PeriluneServer, ServerProcess
 from perilune.service.backends.openai import Address, OpenAIBackend
-from tests.contracts.backend import BackendContract, Ready
+from tests.contracts.backend import FormsContract, Ready
 from tests.e2e.conftest import MODEL, Server
 
 BACK_WITHIN_S = 10.0
@@ -36,7 +36,7 @@ SETTINGS = {
 }
 
 
-class TestPeriluneProcess(BackendContract):
+class TestPeriluneProcess(FormsContract):
     @pytest.fixture
     async def ready(self, server: Server) -> AsyncIterator[Ready]:
         backend = OpenAIBackend(Address("perilune", f"{server.url}/v1", MODEL, 8192))
@@ -46,10 +46,10 @@ class TestPeriluneProcess(BackendContract):
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-class TestLlamaServer(BackendContract):
+class TestLlamaServer(FormsContract):
     @pytest.fixture(scope="class")
     def process(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-        llama = LlamaServer(tmp_path_factory.mktemp("llama"), "--ctx-size", "8192", "--parallel", "4")
+        llama = LlamaServer(tmp_path_factory.mktemp("llama"), "--ctx-size", "8192", "--parallel", "4", "--jinja")
         llama.start()
         yield llama
         llama.stop()

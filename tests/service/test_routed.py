@@ -13,7 +13,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from perilune.core import Completed, ContextPolicy, PlanKind, Planned, TextDelta, Tool, Tools
+from perilune.core import (
+    Completed,
+    ContextPolicy,
+    Grammar,
+    GrammarKind,
+    PlanKind,
+    Planned,
+    SamplingParams,
+    TextDelta,
+)
 from perilune.errors import ContextTooLong, InvalidRequest, ModelNotFound, Overloaded, PeriluneError
 from perilune.service.backends.health import Health, HealthRules
 from perilune.service.backends.openai import Address, OpenAIBackend
@@ -254,10 +263,12 @@ async def test_the_plan_is_told_before_the_backend_is_asked() -> None:
 
 
 async def test_what_is_not_passed_on_is_refused() -> None:
-    asked = replace(_request(whole=True), tools=Tools((Tool("look"),)))
+    formed = SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[a-z]+"))
+    asked = replace(_request(whole=True), sampling=formed)
     async with routed(saying("x"), fallbacks=(("fake-1", "big"),)) as (bench, up):
-        with pytest.raises(InvalidRequest, match="aren't passed on") as caught:
-            await anext(bench.service.run(asked))
-        assert caught.value.param == "tools"
+        for each, param in ((asked, "structured_outputs"), (replace(_request(whole=True), prefix="A"), "messages")):
+            with pytest.raises(InvalidRequest, match="aren't passed on") as caught:
+                await anext(bench.service.run(each))
+            assert caught.value.param == param
         assert not bench.service.backends.routes.stand_ins(replace(asked, model="fake-1"))
         assert not up.seen

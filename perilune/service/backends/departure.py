@@ -6,33 +6,95 @@ test holds that no other module of the service has an HTTP client. Knows text; d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from perilune.core import Tool
+from perilune.errors import Forbidden
 from perilune.service.backends.protocol import ChatMessage
+
+_IN_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|\[[A-Z][A-Z_]*(?:[0-9]+[a-z]*)?\]')
+"""A string, or a placeholder outside of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """All of a request's text: messages with the calls in them, stop strings, the tools that are offered, and the
+    JSON Schema that the answer must follow. Names and ids of tools are names of programs, not text."""
+
+    messages: tuple[ChatMessage, ...]
+    stops: tuple[str, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    form: str | None = None
+
+    def texts(self) -> list[str]:
+        """Every text, in the order that `rewritten` takes."""
+        said = [message.text for message in self.messages]
+        said += [unescaped(call.arguments) for message in self.messages for call in message.tool_calls]
+        said += [text for tool in self.tools for text in (tool.description, unescaped(tool.parameters))]
+        return [*said, *self.stops, *(() if self.form is None else (unescaped(self.form),))]
+
+    def rewritten(self, texts: Sequence[str]) -> Said:
+        """The same with other texts. Raises `Forbidden` where one that is JSON can't be made JSON again."""
+        given = iter(texts)
+        bare = [replace(message, text=next(given)) for message in self.messages]
+        messages = [
+            replace(
+                each, tool_calls=tuple(replace(call, arguments=mended(next(given))) for call in each.tool_calls)
+            )
+            for each in bare
+        ]
+        tools = [replace(tool, description=next(given), parameters=mended(next(given))) for tool in self.tools]
+        stops = tuple(next(given) for _ in self.stops)
+        return Said(tuple(messages), stops, tuple(tools), None if self.form is None else mended(next(given)))
+
+
+def unescaped(text: str) -> str:
+    """JSON without escapes that would hide what it says."""
+    return json.dumps(json.loads(text), ensure_ascii=False)
+
+
+def mended(text: str) -> str:
+    """JSON in which a number may have been replaced by a placeholder: that becomes a string. Raises `Forbidden` for
+    what is no JSON then."""
+    whole = _IN_JSON.sub(lambda found: found[0] if found[0][0] == '"' else f'"{found[0]}"', text)
+    try:
+        json.loads(whole)
+    except ValueError:
+        raise Forbidden(
+            "A tool or form of the request holds personal identifiers that can't be taken out of it.",
+            hint="Take them out, or use a model that runs here.",
+            param="tools",
+        ) from None
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """All of a request's text, before it leaves, and where to. `stops` are the stop strings."""
+    """What is to leave, of which request, and where to."""
 
     tenant: str
     backend: str
     request_id: str
-    messages: tuple[ChatMessage, ...]
-    stops: tuple[str, ...] = ()
+    said: Said
+
+
+Stream = int | tuple[int, int]
+"""A choice, or a choice and the number of a call in it. Both count from 0."""
 
 
 class Reverser(Protocol):
-    """Undoes in the answer what was done to the question. One for each answer; `choice` counts from 0."""
+    """Undoes in the answer what was done to the question. One for each answer. Texts of calls are JSON."""
 
-    def push(self, choice: int, text: str) -> str:
+    def push(self, stream: Stream, text: str) -> str:
         """The text to show now. It may hold some back until the next piece tells what it is."""
         ...
 
-    def flush(self, choice: int) -> str:
-        """What was held back, once the choice is finished."""
+    def flush(self, stream: Stream) -> str:
+        """What was held back, once the stream is finished."""
         ...
 
 
@@ -41,8 +103,7 @@ class Departed:
     """What does leave. `altered`: it isn't what was written, so that tokens' log probabilities aren't shown.
     `taken_out` counts the personal identifiers that don't leave, by kind."""
 
-    messages: tuple[ChatMessage, ...]
-    stops: tuple[str, ...]
+    said: Said
     reverser: Reverser
     altered: bool = False
     taken_out: Mapping[str, int] = field(default_factory=dict)
@@ -59,10 +120,10 @@ class Departure(Protocol):
 class Unchanged:
     """A reverser that has nothing to undo."""
 
-    def push(self, choice: int, text: str) -> str:
+    def push(self, stream: Stream, text: str) -> str:
         return text
 
-    def flush(self, choice: int) -> str:
+    def flush(self, stream: Stream) -> str:
         return ""
 
 
@@ -70,4 +131,4 @@ class AsWritten:
     """The departure that lets everything leave as it is."""
 
     async def leave(self, leaving: Leaving) -> Departed:
-        return Departed(leaving.messages, leaving.stops, Unchanged())
+        return Departed(leaving.said, Unchanged())

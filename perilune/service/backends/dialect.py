@@ -6,22 +6,39 @@ Knows field names and distrusts every value; doesn't know HTTP. `Malformed` is r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
-from perilune.core import ChoiceFinished, DecodedLogprob, FinishReason, SamplingParams, TextDelta, Usage
+from perilune.core import (
+    ChoiceFinished,
+    DecodedLogprob,
+    FinishReason,
+    SamplingParams,
+    TextDelta,
+    Tool,
+    ToolCallDelta,
+    ToolMode,
+    Tools,
+    Usage,
+)
 from perilune.service.backends.departure import Departed
-from perilune.service.backends.protocol import Alive, BackendEvent, Call
+from perilune.service.backends.protocol import Alive, BackendEvent, Call, ChatMessage
+
+MAX_CALLS = 128
+"""Of one choice."""
 
 _MOST_TOKENS = 1 << 40
+_FORM_NAME = "answer"
 _REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
     "eos": FinishReason.STOP,
     "content_filter": FinishReason.STOP,
+    "tool_calls": FinishReason.TOOL_CALLS,
 }
 
 
@@ -39,20 +56,55 @@ class UpstreamError(Exception):
 
 def body_of(call: Call, departed: Departed, model: str) -> bytes:
     """The request body. Text comes from `departed` only; the call gives numbers and flags."""
+    said = departed.said
     payload: dict[str, Any] = {
         "model": model,
-        "messages": [{"role": message.role, "content": message.text} for message in departed.messages],
+        "messages": [_message(message) for message in said.messages],
         "stream": True,
         "stream_options": {"include_usage": True},
         **_sampling(call.sampling),
     }
-    if departed.stops:
-        payload["stop"] = list(departed.stops)
+    if said.stops:
+        payload["stop"] = list(said.stops)
+    if said.tools:
+        payload |= _tools(said.tools, call.tools)
+    if said.form is not None:
+        schema = {"name": _FORM_NAME, "schema": orjson.loads(said.form), "strict": True}
+        payload["response_format"] = {"type": "json_schema", "json_schema": schema}
     if call.n > 1:
         payload["n"] = call.n
     if call.continues:
         payload |= {"continue_final_message": True, "add_generation_prompt": False}
     return orjson.dumps(payload)
+
+
+def _message(message: ChatMessage) -> dict[str, Any]:
+    told: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.tool_calls:
+        told["content"] = message.text or None
+        told["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        told["tool_call_id"] = message.tool_call_id
+    return told
+
+
+def _tools(offered: Sequence[Tool], wanted: Tools) -> dict[str, Any]:
+    """Only the tools that may be called are told: few servers know a choice of some of them."""
+    told: dict[str, Any] = {"tools": [_tool(each) for each in offered]}
+    if wanted.mode is not ToolMode.AUTO:
+        named = {"type": "function", "function": {"name": wanted.name}}
+        told["tool_choice"] = wanted.mode.value if wanted.name is None else named
+    if not wanted.parallel:
+        told["parallel_tool_calls"] = False
+    return told
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": orjson.loads(tool.parameters)}
+    return {"type": "function", "function": function | ({"strict": True} if tool.strict else {})}
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:
@@ -77,12 +129,14 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ChunkReader:
-    """The chunks of one stream. `usage` is None until the server told it; `pieces` counts deltas with text."""
+    """The chunks of one stream. `usage` is None until the server told it; `pieces` counts deltas with text or parts
+    of calls; `calls` are those that began, each a choice and its number in it."""
 
     choices: int
     usage: Usage | None = None
     pieces: int = 0
     finished: set[int] = field(default_factory=set)
+    calls: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
@@ -123,11 +177,37 @@ class ChunkReader:
             yield TextDelta(index, text, _logprobs(choice.get("logprobs")))
         elif delta.get("reasoning_content") or delta.get("reasoning"):
             yield Alive()
+        for call in _list(delta.get("tool_calls")):
+            yield self._call(index, call)
         if reason := choice.get("finish_reason"):
             if reason not in _REASONS:
                 raise Malformed
             self.finished.add(index)
             yield ChoiceFinished(index, _REASONS[reason])
+
+    def _call(self, choice: int, value: Any) -> ToolCallDelta:
+        """A piece of a call. The first has its name; one without an id gets one."""
+        if not isinstance(value, dict) or not isinstance(function := value.get("function") or {}, dict):
+            raise Malformed
+        number, name, arguments = value.get("index", 0), function.get("name"), function.get("arguments") or ""
+        if not isinstance(number, int) or not 0 <= number < MAX_CALLS or not isinstance(arguments, str):
+            raise Malformed
+        self.pieces += 1
+        if (choice, number) in self.calls:
+            return ToolCallDelta(choice, number, arguments)
+        call_id = value.get("id") or f"call_{secrets.token_hex(12)}"
+        if not isinstance(name, str) or not name or not isinstance(call_id, str):
+            raise Malformed
+        self.calls.add((choice, number))
+        return ToolCallDelta(choice, number, arguments, call_id, name)
+
+
+def _list(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise Malformed
+    return value
 
 
 def usage_of(value: Any) -> Usage:

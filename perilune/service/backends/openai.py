@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from perilune.core import ChoiceFinished, TextDelta, Usage
+from perilune.core import ChoiceFinished, TextDelta, ToolCallDelta, Usage
 from perilune.errors import ConfigError, Forbidden
-from perilune.service.backends.departure import AsWritten, Departed, Departure, Leaving
+from perilune.service.backends.departure import AsWritten, Departed, Departure, Leaving, Said
 from perilune.service.backends.dialect import ChunkReader, Malformed, UpstreamError, body_of, error_code
 from perilune.service.backends.protocol import BackendDone, BackendEvent, BackendFault, Call, FaultKind
 from perilune.service.backends.sse import EventReader, EventTooLong
@@ -91,7 +91,7 @@ class OpenAIBackend:
                 raise self._fault(FaultKind.BROKEN, "answered with something that is no event stream.")
             async for data in self._data(response):
                 for event in self._read(reader, data):
-                    for shown in _reversed(event, departed):
+                    for shown in _reversed(event, departed, reader):
                         yield shown
         if not reader.complete:
             raise self._fault(FaultKind.BROKEN, "broke off in the middle of its answer.")
@@ -115,9 +115,11 @@ class OpenAIBackend:
 
     async def _leave(self, call: Call) -> Departed:
         """The only way of text into a body."""
-        leaving = Leaving(call.tenant, self.name, call.request_id, call.messages, call.sampling.stop)
+        tools, grammar = call.tools, call.sampling.grammar
+        offered = tuple(each for each in tools.offered if tools.allowed is None or each.name in tools.allowed)
+        said = Said(call.messages, call.sampling.stop, offered, None if grammar is None else grammar.source)
         try:
-            return await self._departure.leave(leaving)
+            return await self._departure.leave(Leaving(call.tenant, self.name, call.request_id, said))
         except Forbidden:
             raise self._fault(FaultKind.KEPT, "may not get this tenant's text.") from None
 
@@ -249,16 +251,25 @@ class OpenAIBackend:
         return BackendFault(kind, self.name, detail, wait_s)
 
 
-def _reversed(event: BackendEvent, departed: Departed) -> Iterator[BackendEvent]:
+def _reversed(event: BackendEvent, departed: Departed, reader: ChunkReader) -> Iterator[BackendEvent]:
     """An event with the answer's text as the caller may see it."""
+    if isinstance(event, ToolCallDelta):
+        arguments = departed.reverser.push((event.choice, event.index), event.arguments)
+        if arguments or event.name:
+            yield replace(event, arguments=arguments)
+        return
     if isinstance(event, TextDelta):
         text = departed.reverser.push(event.choice, event.text)
         logprobs = () if departed.altered else event.logprobs
         if text or logprobs:
             yield replace(event, text=text, logprobs=logprobs)
         return
-    if isinstance(event, ChoiceFinished) and (tail := departed.reverser.flush(event.choice)):
-        yield TextDelta(event.choice, tail)
+    if isinstance(event, ChoiceFinished):
+        if tail := departed.reverser.flush(event.choice):
+            yield TextDelta(event.choice, tail)
+        for stream in sorted(each for each in reader.calls if each[0] == event.choice):
+            if tail := departed.reverser.flush(stream):
+                yield ToolCallDelta(*stream, tail)
     yield event
 
 

@@ -12,22 +12,35 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from perilune.core import ChoiceFinished, SamplingParams, ServiceClass, TextDelta, Usage
+from perilune.core import (
+    ChoiceFinished,
+    SamplingParams,
+    ServiceClass,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    Tools,
+    Usage,
+)
 from perilune.errors import ContextTooLong, Forbidden, InvalidRequest, Overloaded, PeriluneError, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message as text. `role` is system, user or assistant."""
+    """One message as text. `role` is system, user, assistant or tool; `tool_calls` are an assistant's, and
+    `tool_call_id` is whose result a message of the role tool is."""
 
     role: str
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a backend is asked. `deadline_s` is how long the first token may take from now; None: no matter.
 
+    `tools` are offered; `sampling.grammar` is the form of the answer, a JSON Schema or none.
     With `continues` the last message is the assistant's and unfinished: the answer goes on right behind it.
     """
 
@@ -39,6 +52,7 @@ class Call:
     service_class: ServiceClass = ServiceClass.P0_INTERACTIVE
     deadline_s: float | None = None
     continues: bool = False
+    tools: Tools = field(default_factory=Tools)
 
     @property
     def chars(self) -> int:
@@ -61,7 +75,7 @@ class BackendDone:
     taken_out: Mapping[str, int] = field(default_factory=dict)
 
 
-BackendEvent = TextDelta | ChoiceFinished | Alive | BackendDone
+BackendEvent = TextDelta | ToolCallDelta | ChoiceFinished | Alive | BackendDone
 
 
 class FaultKind(StrEnum):

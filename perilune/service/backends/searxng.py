@@ -17,7 +17,7 @@ import aiohttp
 import orjson
 
 from perilune.errors import ConfigError, Forbidden
-from perilune.service.backends.departure import Departure, Leaving
+from perilune.service.backends.departure import Departure, Leaving, Said
 from perilune.service.backends.protocol import BackendFault, ChatMessage, FaultKind
 
 NAME = "web_search"
@@ -64,9 +64,9 @@ class SearXNG:
 
     async def _leave(self, tenant: str, request_id: str, query: str) -> str:
         """The only way of text into a search."""
-        leaving = Leaving(tenant, NAME, request_id, (ChatMessage("user", query),))
+        leaving = Leaving(tenant, NAME, request_id, Said((ChatMessage("user", query),)))
         try:
-            return (await self._departure.leave(leaving)).messages[0].text
+            return (await self._departure.leave(leaving)).said.messages[0].text
         except Forbidden:
             raise _fault(FaultKind.KEPT, "may not get this tenant's text.") from None
 

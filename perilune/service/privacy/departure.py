@@ -13,15 +13,15 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from perilune.errors import Forbidden
-from perilune.service.backends.departure import Departed, Leaving
+from perilune.service.backends.departure import Departed, Leaving, Stream
 from perilune.service.privacy.blocks import Memo
 from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, LABELS, Found, Kind, Treatment
-from perilune.service.privacy.placeholders import Restorer, Vault, replaced
+from perilune.service.privacy.placeholders import Restorer, Vault, as_it_is, in_json, replaced
 from perilune.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -75,17 +75,15 @@ class Deidentified:
                 "This tenant's text stays on this machine.",
                 hint="Use a model that runs here, or have the operator change privacy.local_only.",
             )
-        texts = [message.text for message in leaving.messages] + list(leaving.stops)
+        texts = leaving.said.texts()
         if sum(map(len, texts)) <= _AT_ONCE_CHARS:
             changed, vault, counts = self._changed(leaving.tenant, texts)
         else:
             changed, vault, counts = await asyncio.to_thread(self._changed, leaving.tenant, texts)
         self._tell(leaving, counts)
-        size = len(leaving.messages)
         return Departed(
-            tuple(replace(each, text=text) for each, text in zip(leaving.messages, changed, strict=False)),
-            tuple(changed[size:]),
-            Restoring(vault),
+            leaving.said.rewritten(changed),
+            Restoring(vault, formed=leaving.said.form is not None),
             altered=changed != texts,
             taken_out=counts,
         )
@@ -118,20 +116,22 @@ class Deidentified:
 
 
 class Restoring:
-    """Implements `Reverser` over one request's stand-ins."""
+    """Implements `Reverser` over one request's stand-ins. `formed`: answers are JSON, not only calls."""
 
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, formed: bool = False) -> None:
         self._vault = vault
-        self._streams: dict[int, Restorer] = {}
+        self._formed = formed
+        self._streams: dict[Stream, Restorer] = {}
 
-    def push(self, choice: int, text: str) -> str:
-        if choice not in self._streams:
-            self._streams[choice] = Restorer(self._vault)
-        return self._streams[choice].push(text)
+    def push(self, stream: Stream, text: str) -> str:
+        if stream not in self._streams:
+            written = in_json if self._formed or isinstance(stream, tuple) else as_it_is
+            self._streams[stream] = Restorer(self._vault, written)
+        return self._streams[stream].push(text)
 
-    def flush(self, choice: int) -> str:
-        stream = self._streams.pop(choice, None)
-        return stream.flush() if stream is not None else ""
+    def flush(self, stream: Stream) -> str:
+        restorer = self._streams.pop(stream, None)
+        return restorer.flush() if restorer is not None else ""
 
 
 def _counted(texts: Sequence[str], found: Iterable[list[Found]]) -> dict[str, int]:

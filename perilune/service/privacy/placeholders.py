@@ -9,6 +9,7 @@ underscore); it is found all the same.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
@@ -139,11 +140,22 @@ def with_literals(found: Sequence[Found], literals: Sequence[Found]) -> list[Fou
     return result
 
 
-class Restorer:
-    """Turns placeholders back in a text that arrives in pieces, cut anywhere. One per stream."""
+def as_it_is(value: str) -> str:
+    return value
 
-    def __init__(self, vault: Vault) -> None:
+
+def in_json(value: str) -> str:
+    """As it is written inside a string of JSON."""
+    return json.dumps(value, ensure_ascii=False)[1:-1]
+
+
+class Restorer:
+    """Turns placeholders back in a text that arrives in pieces, cut anywhere. One per stream; `written` says how a
+    value stands in it."""
+
+    def __init__(self, vault: Vault, written: Callable[[str], str] = as_it_is) -> None:
         self._vault = vault
+        self._written = written
         self._held = ""
         self._before = ""  # the last character that was given out, for word boundaries
 
@@ -169,7 +181,7 @@ class Restorer:
                 break
             value = self._vault.value_of(match)
             if value is not None:
-                out += [text[at : match.start()], value]
+                out += [text[at : match.start()], self._written(value)]
                 at = match.end()
         out.append(text[at:cut])
         self._held = text[cut:]

@@ -90,7 +90,9 @@ def test_a_body_is_made_of_what_departed() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "call"
     }
-    assert of_call == {"sampling", "n", "continues"}
+    assert of_call == {"sampling", "n", "continues", "tools"}
+    wanted = {word for word in inspect.getsource(dialect._tools).replace("(", " ").split() if "wanted." in word}
+    assert all(any(flag in word for flag in (".mode", ".name", ".parallel")) for word in wanted)
     assert "stop" not in inspect.getsource(dialect._sampling).replace("stop_", "")
     posts = [
         node

@@ -12,7 +12,7 @@ import pytest
 
 from perilune.core import SamplingParams, TextDelta, Usage
 from perilune.errors import ConfigError, ContextTooLong, Forbidden, Overloaded, Unreachable
-from perilune.service.backends.departure import Departed, Leaving
+from perilune.service.backends.departure import Departed, Leaving, Stream
 from perilune.service.backends.openai import Address, OpenAIBackend, retry_after_s
 from perilune.service.backends.protocol import (
     Alive,
@@ -221,15 +221,15 @@ class Names:
 
     async def leave(self, leaving: Leaving) -> Departed:
         self.seen.append(leaving)
-        messages = tuple(replace(m, text=m.text.replace("Ada", "P1")) for m in leaving.messages)
-        return Departed(messages, tuple(s.replace("Ada", "P1") for s in leaving.stops), self, altered=True)
+        texts = [text.replace("Ada", "P1") for text in leaving.said.texts()]
+        return Departed(leaving.said.rewritten(texts), self, altered=True)
 
-    def push(self, choice: int, text: str) -> str:
+    def push(self, stream: Stream, text: str) -> str:
         text = (self.held + text).replace("P1", "Ada")
         self.held = "P" if text.endswith("P") else ""
         return text.removesuffix("P")
 
-    def flush(self, choice: int) -> str:
+    def flush(self, stream: Stream) -> str:
         held, self.held = self.held, ""
         return held
 

@@ -116,6 +116,25 @@ def saying(*words: str, pause_s: float = 0.0) -> Script:
     return script
 
 
+def calling(*pieces: tuple[int, str], name: str = "look", text: str = "") -> Script:
+    """Calls of a tool, as (number of the call, piece of its arguments)."""
+
+    async def script(request: Seen, write: Write) -> None:
+        await write(STREAM_HEAD + (chunk(text) if text else b""))
+        begun: set[int] = set()
+        for number, piece in pieces:
+            call: dict[str, Any] = {"index": number, "function": {"arguments": piece}}
+            if number not in begun:
+                begun.add(number)
+                call |= {"id": f"theirs-{number}", "type": "function"}
+                call["function"]["name"] = name
+            choice = {"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}
+            await write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        await write(chunk(reason="tool_calls") + usage_chunk(7, len(pieces)))
+
+    return script
+
+
 def answering(data: bytes) -> Script:
     """Fixed bytes, then the connection is closed."""
 
