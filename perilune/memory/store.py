@@ -22,12 +22,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from perilune.errors import ConfigError
+from perilune.errors import ConfigError, Overloaded
 from perilune.memory.schema import HEAD
 
 BUSY_TIMEOUT_MS = 10_000
 _SCRUB_TIMEOUT_MS = 500
 _AGAIN_S = 0.01
+_PG_DISK_FULL = "53100"
 DATABASE_FILE = "perilune.db"
 _LOCK_FILE = "database.lock"
 _WRITE = "perilune_write"
@@ -96,9 +97,11 @@ class Store:
     def write(self) -> Iterator[sa.Connection]:
         """One transaction: committed at the end, undone on an exception. Takes the database's write lock at once.
 
-        Writers queue for it; don't begin one inside another."""
+        Writers queue for it; don't begin one inside another. Raises `Overloaded` where the disk is full or others
+        hold the database for too long; nothing of the transaction is stored then."""
         with (
             self._turns.turn() if self._turns else nullcontext(),
+            _faults_named(),
             self._engine.connect().execution_options(**{_WRITE: True}) as connection,
             connection.begin(),
         ):
@@ -232,6 +235,23 @@ def _tune_sqlite(engine: sa.Engine) -> None:
         # A deferred transaction that reads first can't become a writer once another one has committed.
         write = connection.get_execution_options().get(_WRITE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+@contextmanager
+def _faults_named() -> Iterator[None]:
+    """A fault of the machine as an error that says what to do."""
+    try:
+        yield
+    except sa.exc.OperationalError as error:
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        state = getattr(error.orig, "sqlstate", None)
+        if code == sqlite3.SQLITE_FULL or state == _PG_DISK_FULL:
+            raise Overloaded(
+                "The disk is full; nothing was stored.", hint="Delete files or free disk space, then try again."
+            ) from error
+        if code == sqlite3.SQLITE_BUSY:
+            raise Overloaded("Another program holds the database.", hint="Try again in a few seconds.") from error
+        raise
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

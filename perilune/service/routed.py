@@ -32,6 +32,7 @@ from perilune.core import (
     TextDelta,
     TokenReport,
     ToolCallDelta,
+    ToolMode,
     TurnCitation,
     Usage,
 )
@@ -94,6 +95,7 @@ class RoutedAnswer:
         self._ttft_s: float | None = None
         self._usage = Usage(0, 0, 0)
         self._counted = True
+        self._called = False
         self._taken_out: Mapping[str, int] = {}
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -195,6 +197,7 @@ class RoutedAnswer:
                     self._usage, self._counted = event.usage, event.counted
                     self._taken_out = event.taken_out
                     continue
+                self._called |= isinstance(event, ToolCallDelta)
                 if isinstance(event, TextDelta | ToolCallDelta) and self._ttft_s is None:
                     self._ttft_s = self._elapsed_s()
                     yield StageStarted("answering")
@@ -342,6 +345,8 @@ class RoutedAnswer:
             said.append(
                 Degradation("resumed", f"{trace.resumed_from} broke off in its answer; another backend went on.")
             )
+        if self._request.tools.mode is ToolMode.REQUIRED and not self._called:
+            said.append(Degradation("tool_not_called", "The backend answered without the call that was asked for."))
         if not self._counted:
             said.append(Degradation("usage_unknown", "The backend counted no tokens; usage is an estimate."))
         return tuple(said)

@@ -110,6 +110,7 @@ def test_null_means_absent() -> None:
         ("stream", "yes"),
         ("stream_options", {"include_usage": True}),
         ("deadline", 0),
+        ("deadline_s", 0),
         ("deadline_s", -1),
         ("deadline_s", 10**9),
         ("context_policy", "half"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,9 +18,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from perilune.errors import ConfigError
+from perilune.errors import ConfigError, Overloaded
+from perilune.memory.memory import Memory
 from perilune.memory.schema import HEAD, METADATA, TENANTS
+from perilune.memory.sessions import Sessions
 from perilune.memory.store import DATABASE_FILE, Store, alembic_settings
+from perilune.memory.vectors.lance import LanceIndex
 
 
 def test_head_is_the_last_migration() -> None:
@@ -47,6 +53,43 @@ def test_alembic_is_not_imported_for_a_current_database(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost(store: Store, tmp_path: Path) -> None:
+    """SQLite's own error, as from a disk without room: a transaction that doesn't fit leaves nothing of it."""
+    sessions = Sessions(store, Memory(store, LanceIndex(tmp_path / "index", "none", 1), None, indexer=None))
+    sessions.add("local", "trip", [("user", "Kept.", 1.0)])
+    with store.read() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+
+    @sa.event.listens_for(store._engine, "connect")
+    def no_more_room(connection: Any, _record: Any) -> None:
+        connection.execute(f"PRAGMA max_page_count = {room['pages']}").close()
+
+    room = {"pages": pages}
+    store._engine.dispose()
+    with pytest.raises(Overloaded, match="disk is full") as caught:
+        sessions.add("local", "trip", [("user", "Too much. " * 100_000, 2.0)])
+    assert caught.value.hint
+    assert [turn.text for turn in sessions.turns("local", "trip", 0, 9)] == ["Kept."]
+    room["pages"] = 1 << 30
+    store._engine.dispose()
+    sessions.add("local", "trip", [("user", "There is room again.", 3.0)])
+    assert [turn.turn for turn in sessions.turns("local", "trip", 0, 9)] == [1, 2]
+
+
+def test_another_program_that_holds_the_database_is_named(store: Store, tmp_path: Path) -> None:
+    @sa.event.listens_for(store._engine, "connect")
+    def impatient(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA busy_timeout = 50").close()
+
+    store._engine.dispose()
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE_FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Overloaded, match="holds the database"), store.write():
+            pass
+    with store.write():
+        pass
 
 
 def test_newer_database_is_refused(tmp_path: Path) -> None:

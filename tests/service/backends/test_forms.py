@@ -31,7 +31,7 @@ from tests.contracts.backend import SCHEMA, arguments_of, collect, text_of
 from tests.service.backends.test_openai import CALL, backend_of, fault_of
 from tests.service.backends.upstream import STREAM_HEAD, answering, calling, chunk, saying, upstream
 from tests.service.harness import request
-from tests.service.test_routed import routed
+from tests.service.test_routed import report_of, routed
 
 PERSON, PHONE = "Margaret Whitcombe", "+44 20 7946 0958"
 LOOK = Tool("look", "Looks up a person.", SCHEMA, strict=True)
@@ -179,3 +179,7 @@ async def test_a_backends_calls_go_through_the_service() -> None:
         assert [e.reason for e in events if isinstance(e, ChoiceFinished)] == [FinishReason.TOOL_CALLS]
         assert up.seen[0].body["tools"][0]["function"]["name"] == "look"
         assert len(up.seen[0].body["messages"]) == 1, "tools are the backend's to tell its model"
+        up.script = saying("I would rather not.")
+        must = replace(wanted, request_id="req-2", tools=Tools((LOOK,), ToolMode.REQUIRED))
+        told = report_of([event async for event in bench.service.run(must)])
+        assert [each["code"] for each in told["degradations"]] == ["tool_not_called"]
