@@ -1,5 +1,5 @@
-"""`make setup` heals a virtual environment that an earlier, failed try left without pip; `make soak` has
-tests to run."""
+"""`make setup` heals a virtual environment that an earlier, failed try left without pip, and brings PyTorch's CPU
+build also where pip would take CUDA's; `make soak` has tests to run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = "#!/bin/sh\nexit 0\n"
@@ -20,17 +22,27 @@ chmod +x .venv/bin/python
 """
 
 
+RECORDS = """#!/bin/sh
+case "$*" in *--dry-run*) echo '{"metadata": {"name": "REPORTED"}}';; *install*) echo "$@" >> calls;; esac
+"""
+
+
 def executable(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
 
 
-def test_a_venv_without_pip_is_made_anew_and_a_good_one_is_kept(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / "perilune" / "kernels").mkdir(parents=True)
+def source(folder: Path) -> None:
+    """The Makefile, and empty files that it looks at."""
+    shutil.copy(ROOT / "Makefile", folder)
+    (folder / "perilune" / "kernels").mkdir(parents=True)
     for name in ("pyproject.toml", "constraints.txt", "perilune/kernels/build.py"):
-        (tmp_path / name).touch()
+        (folder / name).touch()
+
+
+def test_a_venv_without_pip_is_made_anew_and_a_good_one_is_kept(tmp_path: Path) -> None:
+    source(tmp_path)
     executable(tmp_path / "bin" / "python3", MAKES_VENV)
     executable(tmp_path / ".venv" / "bin" / "python", NO_PIP)
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
@@ -39,6 +51,29 @@ def test_a_venv_without_pip_is_made_anew_and_a_good_one_is_kept(tmp_path: Path) 
         done = subprocess.run(["make", "setup"], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == ["-m venv --clear .venv"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "given", "asked"),
+    [
+        ("sympy", [], ""),
+        ("nvidia-cudnn-cu13", [], "--extra-index-url https://download.pytorch.org/whl/cpu "),
+        (
+            "nvidia-cudnn-cu13",
+            ["TORCH_INDEX=https://mirror.example/cpu"],
+            "--extra-index-url https://mirror.example/cpu ",
+        ),
+    ],
+)
+def test_cuda_is_not_taken_for_torch(tmp_path: Path, reported: str, given: list[str], asked: str) -> None:
+    """pip's own index is enough where it has the CPU build; what would bring NVIDIA's packages isn't."""
+    source(tmp_path)
+    executable(tmp_path / ".venv" / "bin" / "python", RECORDS.replace("REPORTED", reported))
+    done = subprocess.run(["make", "setup", *given], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, second = (tmp_path / "calls").read_text().splitlines()
+    assert first == f"-m pip install --quiet --constraint constraints.txt {asked}torch"
+    assert second.endswith("--editable .[dev]")
 
 
 def test_soak_runs_something() -> None:

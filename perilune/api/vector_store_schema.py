@@ -121,7 +121,7 @@ def _no_weights(weights: WireHybrid | None) -> WireHybrid | None:
     if weights is not None:
         raise Unsupported(
             "The weights of words and meaning can't be set.",
-            hint="Leave hybrid_search out; `perilune tune` fits them to your questions.",
+            hint="Leave hybrid_search out: every search has the same weights.",
             param="ranking_options.hybrid_search",
         )
     return weights
