@@ -28,14 +28,15 @@ _IDEOGRAPH_WEIGHT = 3  # a Chinese character says about as much as three letters
 _JAPANESE_KANA_SHARE = 0.1
 
 _COMMON_WORDS = {
-    "en": "the of and to in is that it for what how are which does this with be can who when where why do",
+    "en": "the of and to in is that it for what how are which does this with be can who when where why do "
+    "i my you your may have has not or from at if",
     "de": "der die das und ist nicht ein eine zu den mit von für auf was wie wer wo warum sind im dem wird kann",
     "fr": "le la les des et est une dans que qui pour pas sur avec quel quelle comment pourquoi où du sont ce",
     "es": "el los las que una por con para del qué cómo cuál dónde quién es son está en y se al",
     "it": "il lo gli che di un una per con sono come cosa quale dove perché è della nel del non",
     "pt": "o os as que um uma para com não do da em como qual onde quem é são por ao na no",
     "nl": "de het een van en is dat niet op te voor met wat hoe waarom wie waar zijn aan er",
-    "pl": "jest nie się na co jak i w z do że to czy który dlaczego gdzie kto są",
+    "pl": "jest nie się na co jak mogę można mam do że to czy który dlaczego gdzie kto są",
     "tr": "bir ve bu için ne nasıl neden nedir mı mi ile olan kim nerede",
     "vi": "là và của có không gì như thế nào cho được các một trong",
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perilune.memory.language import detect
+from perilune.memory.language import _COMMON_WORDS, _SCRIPTS, detect
+from perilune.service.languages import NAMES
 
 
 @pytest.mark.parametrize(
@@ -12,6 +13,11 @@ from perilune.memory.language import detect
     [
         ("How do I save a plot?", "en"),
         ("octave version", "en"),
+        ("May I keep a cat?", "en"),
+        ("I keep a cat", "en"),
+        ("Czy mogę mieć kota?", "pl"),
+        ("Kiedy i gdzie jest spotkanie?", "pl"),
+        ("Was kostet das?", "de"),
         ("什么是命名管道？", "zh"),
         ("怎样用 apt-get 升级整个 Debian 系统？", "zh"),
         ("名前付きパイプとは何ですか？", "ja"),
@@ -28,3 +34,9 @@ from perilune.memory.language import detect
 )
 def test_detect(text: str, language: str | None) -> None:
     assert detect(text) == language
+
+
+def test_every_language_that_is_found_has_a_name() -> None:
+    """People are told in words which language a model doesn't speak."""
+    codes = {code for code, _ in _SCRIPTS} | set(_COMMON_WORDS)
+    assert codes <= set(NAMES)
