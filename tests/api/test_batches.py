@@ -16,6 +16,7 @@ import pytest
 from openai.types import Batch
 
 from perilune.api.batch_lines import BATCH_ENDPOINTS
+from perilune.config import Settings
 from perilune.core import ServiceClass
 from perilune.errors import EngineBusy, InternalError, QuotaExceeded, RateLimited
 from perilune.service.batch import runner
@@ -367,6 +368,53 @@ async def test_a_lost_queue_is_made_anew(serve: Serve, tmp_path: Path) -> None:
     async with running(serve, tmp_path, FakeService(), now=now) as (server, _):
         batch = await ended(server, batch)
         assert len(await rows(server, batch.output_file_id)) == 200
+
+
+@pytest.mark.parametrize("broken_by", ["a folder", "garbage"])
+async def test_a_queue_that_can_not_be_opened_loses_no_batch(serve: Serve, tmp_path: Path, broken_by: str) -> None:
+    path = tmp_path / "batches.db"
+    if broken_by == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"no database " * 1_000)
+    async with running(serve, tmp_path) as (server, stored):
+        batch = await begun(server, jsonl(line(0)))
+        assert batch.status == "validating"
+        assert stored.service.requests == []
+        path.rmdir() if path.is_dir() else path.unlink()
+        stored.service.batches.wake()
+        batch = await ended(server, batch)
+        assert batch.status == "completed"
+
+
+def test_fifty_thousand_lines_are_taken_and_long_ones() -> None:
+    """The usual limits; a line of a megabyte among them."""
+    usual = Settings().batch
+    limits = InputLimits(usual.max_lines, 4 << 20, usual.max_input)
+    many = [json.dumps(line(n)).encode() + b"\n" for n in range(50_001)]
+    many[7] = json.dumps(line(7, "x" * 1_000_000)).encode() + b"\n"
+    check = InputCheck(CHAT, limits)
+    found = list(check.read(io.BytesIO(b"".join(many[:50_000]))))
+    assert (len(found), check.total, check.errors) == (50_000, 50_000, [])
+    assert found[7].size_bytes > 1_000_000
+    more = InputCheck(CHAT, limits)
+    assert len(list(more.read(io.BytesIO(b"".join(many))))) == 50_001
+    assert [error["code"] for error in more.errors] == ["too_many_tasks"]
+
+
+def test_every_wrong_line_is_told_with_its_number() -> None:
+    """Good lines between bad ones; blank lines and the byte order mark count as lines of the file."""
+    data = b"\xef\xbb\xbf" + jsonl(
+        line(0), b"", b"\xff\xfe", line(0), line(2), line(3, url="/v1/none"), b"[" * 3_000
+    )
+    check = InputCheck(CHAT, InputLimits(100, 10_000, 100_000))
+    assert [each.custom_id for each in check.read(io.BytesIO(data))] == ["l0", "l2"]
+    assert [(error["line"], error["code"]) for error in check.errors] == [
+        (3, "invalid_json_line"),
+        (4, "duplicate_custom_id"),
+        (6, "invalid_url"),
+        (7, "invalid_json_line"),
+    ]
 
 
 async def test_a_deleted_input_and_a_revoked_key_end_a_batch(serve: Serve, tmp_path: Path) -> None:

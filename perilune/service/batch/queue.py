@@ -67,13 +67,18 @@ class BatchQueue:
         self._closing = False
 
     async def put(self, tenant: str, batch_id: str) -> None:
-        """Run a batch; one that was put before goes on where it was. A tenant's batches take turns."""
+        """Run a batch; one that was put before goes on where it was. A tenant's batches take turns. Raises what
+        opening the queue's database raises."""
         async with self._launching:
             if self._closing:
                 return
             if self._workflow is None:
                 self._loop = asyncio.get_running_loop()
-                self._workflow = await asyncio.to_thread(self._launch)
+                try:
+                    self._workflow = await asyncio.to_thread(self._launch)
+                except BaseException:
+                    await asyncio.to_thread(_destroy)  # so that it can be launched again
+                    raise
         await asyncio.to_thread(self._enqueue, self._workflow, tenant, batch_id)
 
     async def forget(self, batch_id: str) -> None:

@@ -42,6 +42,7 @@ class BatchService:
         self._queue = queue
         self._documents = documents
         self._most_open = most_open
+        self._queued = False  # whether the queue has every batch that hasn't ended
         self._tending: asyncio.Task[None] | None = None
         self._look = asyncio.Event()
 
@@ -97,7 +98,11 @@ class BatchService:
             output_lasts_s,
             self._most_open,
         )
-        await self._queue.put(batch.tenant, batch.batch_id)
+        try:
+            await self._queue.put(batch.tenant, batch.batch_id)
+        except Exception:
+            _log.exception("the queue of batches can't be opened; batch %s waits until it can", batch.batch_id)
+            self._queued = False
         return batch
 
     async def get(self, tenant: str, batch_id: str) -> Batch:
@@ -151,17 +156,23 @@ class BatchService:
 
     async def _tend_for_ever(self) -> None:
         await self._runner.served.wait()
-        for batch in await asyncio.to_thread(self._store.unended):
-            await self._queue.put(batch.tenant, batch.batch_id)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TEND_S):
                     await self._look.wait()
             self._look.clear()
-            try:
-                await self.tend()
-            except Exception:
-                _log.exception("batches are tended again in %g s", TEND_S)
+            for work in (self._queue_what_waits, self.tend):
+                try:
+                    await work()
+                except Exception:
+                    _log.exception("batches are tended again in %g s", TEND_S)
+
+    async def _queue_what_waits(self) -> None:
+        """After a start, and where the queue couldn't take a batch: a disk may have been full."""
+        if not self._queued:
+            for batch in await asyncio.to_thread(self._store.unended):
+                await self._queue.put(batch.tenant, batch.batch_id)
+            self._queued = True
 
 
 def window_of(text: str) -> float:
