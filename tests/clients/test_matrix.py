@@ -131,6 +131,21 @@ def test_files(prove: Prove, client: str) -> None:
     assert facts.get("status", "processed") == "processed"
 
 
+@pytest.mark.parametrize("client", OPENAI)
+def test_batches(prove: Prove, client: str) -> None:
+    """One line that is answered, and one that its endpoint refuses."""
+    facts = prove(client)["batches"]
+    assert facts["text"]
+    assert {name: facts[name] for name in ("status", "counts", "ids", "refused", "listed", "late")} == {
+        "status": "completed",
+        "counts": {"total": 2, "completed": 1, "failed": 1},
+        "ids": ["l0", "l1"],
+        "refused": 400,
+        "listed": True,
+        "late": True,
+    }
+
+
 @pytest.mark.parametrize("client", ["litellm", "pydantic-ai"])
 def test_frameworks_speak_anthropics_dialect_too(prove: Prove, client: str) -> None:
     proofs = prove(client)

@@ -109,7 +109,7 @@ class BackendContract:
         assert text_of(await collect(ready.backend, call(number=2))) == first
 
     async def test_several_choices_each_end(self, ready: Ready) -> None:
-        asked = Call("req-n", "local", (ChatMessage("user", "Hello"),), SamplingParams(max_tokens=3), n=2)
+        asked = Call("req-n", "local", (ChatMessage("user", "Hello"),), SamplingParams(0.7, max_tokens=3), n=2)
         events = await collect(ready.backend, asked)
         assert {event.choice for event in events if isinstance(event, ChoiceFinished)} == {0, 1}
         assert text_of(events, 0)
@@ -154,7 +154,10 @@ class BackendContract:
 
 
 class FormsContract(BackendContract):
-    """And of those that take tools and forms of answers: real servers with real models."""
+    """And of those that take tools and forms of answers: real servers with real models. `holds_calls`: arguments of
+    calls follow their schema."""
+
+    holds_calls = True
 
     async def test_a_schema_is_kept(self, ready: Ready) -> None:
         asked = call("Give me a number.", max_tokens=48, grammar=Grammar(GrammarKind.JSON_SCHEMA, SCHEMA))
@@ -168,7 +171,8 @@ class FormsContract(BackendContract):
         first = next(event for event in events if isinstance(event, ToolCallDelta))
         assert first.name == "look_up"
         assert first.call_id
-        assert [isinstance(json.loads(each)["n"], int) for each in arguments_of(events).values()] == [True]
+        (arguments,) = [json.loads(each) for each in arguments_of(events).values()]
+        assert not self.holds_calls or isinstance(arguments["n"], int)
         assert isinstance(events[-2], ChoiceFinished)
         assert events[-2].reason in (FinishReason.TOOL_CALLS, FinishReason.STOP)
         await idle_soon(ready)

@@ -33,6 +33,7 @@ MAX_CALLS = 128
 
 _MOST_TOKENS = 1 << 40
 _FORM_NAME = "answer"
+_TOO_LONG = "maximum context length"
 _REASONS = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -257,11 +258,14 @@ def _token(item: Any) -> tuple[str, bytes, float]:
 
 
 def error_code(body: Any) -> str:
-    """The code, else the type, of an error body of any server; empty where it has none. Never its message: that can
-    quote prompts and keys."""
+    """The code, else the type, of an error body of any server; empty where it has none. Its message is never given
+    on, as that can quote prompts and keys; vLLM's only there says that a prompt is too long."""
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return ""
+    message = error.get("message")
+    if isinstance(message, str) and _TOO_LONG in message:
+        return "context_length_exceeded"
     for name in ("code", "type"):
         value = error.get(name)
         if isinstance(value, str) and len(value) <= 64 and value.replace("_", "").replace("-", "").isalnum():

@@ -153,7 +153,8 @@ class OpenAIBackend:
     async def _sent(
         self, method: str, path: str, body: bytes | None, total_s: float | None
     ) -> aiohttp.ClientResponse:
-        """Send; once more where a connection that had waited in the pool was closed by the server just then."""
+        """Send; once more where a connection that had waited in the pool was closed or reset by the server just
+        then."""
         limits = aiohttp.ClientTimeout(
             total=total_s, sock_connect=self._address.connect_s, sock_read=self._address.silence_s
         )
@@ -163,8 +164,8 @@ class OpenAIBackend:
                 return await session.request(
                     method, self._base + path, data=body, timeout=limits, allow_redirects=False
                 )
-            except aiohttp.ServerDisconnectedError:
-                if last:
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if last or isinstance(error, aiohttp.ClientConnectorError):
                     raise
         raise AssertionError("unreachable")
 

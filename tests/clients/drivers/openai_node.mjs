@@ -114,6 +114,32 @@ await run({
     const gone = (await client.files.delete(made.id)).deleted;
     return { status: done.status, listed: listed.includes(made.id), content, gone };
   },
+  async batches() {
+    const url = "/v1/chat/completions";
+    const line = (n) => ({ custom_id: `l${n}`, method: "POST", url, body: { ...ASK, max_tokens: 2 - 4 * n } });
+    const data = [0, 1].map((n) => JSON.stringify(line(n))).join("\n");
+    const file = await client.files.create({ file: await OpenAI.toFile(Buffer.from(data), "in.jsonl"), purpose: "batch" });
+    const made = await client.batches.create({ input_file_id: file.id, endpoint: url, completion_window: "24h" });
+    let batch = made;
+    while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
+      await new Promise((done) => setTimeout(done, 200));
+      batch = await client.batches.retrieve(made.id);
+    }
+    const read = async (id) => JSON.parse(await (await client.files.content(id)).text());
+    const [done, failed] = [await read(batch.output_file_id), await read(batch.error_file_id)];
+    const listed = [];
+    for await (const each of client.batches.list()) listed.push(each.id);
+    const late = await client.batches.cancel(made.id).then(() => false, (error) => error instanceof OpenAI.ConflictError);
+    return {
+      status: batch.status,
+      counts: batch.request_counts,
+      ids: [done.custom_id, failed.custom_id],
+      text: done.response.body.choices[0].message.content,
+      refused: failed.response.status_code,
+      listed: listed.includes(made.id),
+      late,
+    };
+  },
   async cancel() {
     const { stream } = await begun(client, asked.longest);
     stream.controller.abort();

@@ -1,6 +1,7 @@
 """The openai package for Python, as it comes."""
 
 import json
+import time
 
 import openai
 import proof
@@ -134,6 +135,41 @@ def files():
     return {"status": done.status, "listed": made.id in listed, "content": content, "gone": gone}
 
 
+def batches():
+    lines = [
+        {
+            "custom_id": f"l{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {**ASK, "max_tokens": 2 - 4 * n},
+        }
+        for n in range(2)
+    ]
+    data = "\n".join(json.dumps(line) for line in lines).encode()
+    source = client.files.create(file=("in.jsonl", data), purpose="batch")
+    made = client.batches.create(
+        input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"job": "a"}
+    )
+    batch = made
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        time.sleep(0.2)
+        batch = client.batches.retrieve(made.id)
+    read = [json.loads(client.files.content(each).text) for each in (batch.output_file_id, batch.error_file_id)]
+    try:
+        client.batches.cancel(made.id)
+    except openai.ConflictError:
+        late = True
+    return {
+        "status": batch.status,
+        "counts": batch.request_counts.model_dump(),
+        "ids": [each["custom_id"] for each in read],
+        "text": read[0]["response"]["body"]["choices"][0]["message"]["content"],
+        "refused": read[1]["response"]["status_code"],
+        "listed": made.id in [each.id for each in client.batches.list()],
+        "late": late,
+    }
+
+
 def cancel():
     _stream_of(client, LONGEST).close()
     return {}
@@ -150,6 +186,7 @@ proof.run(
         "errors": errors,
         "responses": responses,
         "files": files,
+        "batches": batches,
         "cancel": cancel,
     }
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -102,6 +104,8 @@ REFUSALS: list[tuple[bytes, FaultKind]] = [
     (response(400, b'{"error": {"code": "context_length_exceeded"}}'), FaultKind.TOO_LONG),
     (response(400, b'{"error": {"type": "exceed_context_size_error", "code": 400}}'), FaultKind.TOO_LONG),
     (response(413, b"{}"), FaultKind.TOO_LONG),
+    (response(400, b'{"error": {"message": "This model\'s maximum context length is 2048 tokens.", "code": 400}}'),
+     FaultKind.TOO_LONG),
     (response(400, b'{"error": {"code": "bad_thing"}}'), FaultKind.REFUSED),
     (response(422, b"not json"), FaultKind.REFUSED),
     (b"", FaultKind.UNREACHABLE),
@@ -192,6 +196,38 @@ async def test_a_connection_that_died_in_the_pool_costs_no_request() -> None:
         assert text_of(await collect(backend, CALL)) == "x"
         assert tries == 2
         await backend.close()
+
+
+async def test_a_connection_that_was_reset_in_the_pool_costs_no_request() -> None:
+    """As llama.cpp's server does it: an answer came whole, and the next request meets a reset."""
+    answer = STREAM_HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
+    body = chunk("x", "stop") + usage_chunk(7, 1)
+    asked = 0
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        for again in (False, True):
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = next(
+                int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+            )
+            await reader.readexactly(size)
+            asked += 1
+            if again:
+                linger = struct.pack("ii", 1, 0)  # close with a reset
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                writer.transport.abort()
+                return
+            writer.write(answer + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body))
+            await writer.drain()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    backend = OpenAIBackend(Address("up", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "m", 4096))
+    for _ in range(2):
+        assert text_of(await collect(backend, CALL)) == "x"
+    assert asked == 3
+    await backend.close()
+    server.close()
 
 
 async def test_reasoning_is_a_sign_of_life_and_no_text() -> None:
