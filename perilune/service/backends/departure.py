@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from perilune.core import Tool
 from perilune.errors import Forbidden
 from perilune.service.backends.protocol import ChatMessage
+
+_MARK = "\ue000"
+"""Before the number of a string that stands elsewhere."""
 
 _IN_JSON = re.compile(r'"(?:[^"\\]|\\.)*"|\[[A-Z][A-Z_]*(?:[0-9]+[a-z]*)?\]')
 """A string, or a placeholder outside of one."""
@@ -33,28 +36,65 @@ class Said:
     def texts(self) -> list[str]:
         """Every text, in the order that `rewritten` takes."""
         said = [message.text for message in self.messages]
-        said += [unescaped(call.arguments) for message in self.messages for call in message.tool_calls]
-        said += [text for tool in self.tools for text in (tool.description, unescaped(tool.parameters))]
-        return [*said, *self.stops, *(() if self.form is None else (unescaped(self.form),))]
+        for message in self.messages:
+            for call in message.tool_calls:
+                said += parted(call.arguments)
+        for tool in self.tools:
+            said += [tool.description, *parted(tool.parameters)]
+        return [*said, *self.stops, *(() if self.form is None else parted(self.form))]
 
     def rewritten(self, texts: Sequence[str]) -> Said:
         """The same with other texts. Raises `Forbidden` where one that is JSON can't be made JSON again."""
         given = iter(texts)
+
+        def json_of(before: str) -> str:
+            return joined([next(given) for _ in parted(before)])
+
         bare = [replace(message, text=next(given)) for message in self.messages]
         messages = [
             replace(
-                each, tool_calls=tuple(replace(call, arguments=mended(next(given))) for call in each.tool_calls)
+                each, tool_calls=tuple(replace(call, arguments=json_of(call.arguments)) for call in each.tool_calls)
             )
             for each in bare
         ]
-        tools = [replace(tool, description=next(given), parameters=mended(next(given))) for tool in self.tools]
+        tools = [replace(tool, description=next(given), parameters=json_of(tool.parameters)) for tool in self.tools]
         stops = tuple(next(given) for _ in self.stops)
-        return Said(tuple(messages), stops, tuple(tools), None if self.form is None else mended(next(given)))
+        return Said(tuple(messages), stops, tuple(tools), None if self.form is None else json_of(self.form))
 
 
-def unescaped(text: str) -> str:
-    """JSON without escapes that would hide what it says."""
-    return json.dumps(json.loads(text), ensure_ascii=False)
+def parted(text: str) -> list[str]:
+    """JSON without escapes that would hide what it says: the whole, in which strings that can't be written without
+    them have marks in their place, and then those strings."""
+    apart: list[str] = []
+
+    def marked(value: str) -> str:
+        if json.dumps(value, ensure_ascii=False)[1:-1] == value and not value.startswith(_MARK):
+            return value
+        apart.append(value)
+        return f"{_MARK}{len(apart) - 1}"
+
+    whole = json.dumps(_with_strings(json.loads(text), marked), ensure_ascii=False)
+    return [whole, *apart]
+
+
+def joined(parts: Sequence[str]) -> str:
+    """What `parted` gave, as one JSON again. Raises `Forbidden`, as `mended`."""
+
+    def back(value: str) -> str:
+        return parts[1 + int(value[1:])] if value.startswith(_MARK) else value
+
+    return json.dumps(_with_strings(json.loads(mended(parts[0])), back), ensure_ascii=False)
+
+
+def _with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """A JSON value with every string of it, keys too, changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_with_strings(each, change) for each in value]
+    if isinstance(value, dict):
+        return {change(name): _with_strings(each, change) for name, each in value.items()}
+    return value
 
 
 def mended(text: str) -> str:

@@ -146,6 +146,23 @@ async def test_nothing_of_a_person_leaves_in_tools_and_calls_and_it_comes_back()
     assert json.loads(arguments_of(events)[0]) == {"who": PERSON}
 
 
+async def test_what_json_writes_with_escapes_does_not_leave_either() -> None:
+    term, lines = 'the "Blue" plan', f"Ask\n{PERSON}\nof it."
+    talk = (
+        ChatMessage("user", "Go on."),
+        ChatMessage(
+            "assistant", "", (ToolCall("c", "look", json.dumps({"a": [term, {lines: "\ue0007"}], "b": 1})),)
+        ),
+        ChatMessage("tool", "Done.", (), "c"),
+    )
+    async with upstream(saying("x")) as up:
+        backend = OpenAIBackend(Address("up", up.url, "m", 4096), Deidentified(Policy(terms=(term,)), Telemetry()))
+        await collect(backend, replace(CALL, messages=talk))
+        await backend.close()
+    sent = json.loads(up.seen[0].body["messages"][1]["tool_calls"][0]["function"]["arguments"])
+    assert sent == {"a": ["[TERM_1]", {"Ask\n[PERSON_1]\nof it.": "\ue0007"}], "b": 1}
+
+
 async def test_what_comes_back_into_json_is_escaped() -> None:
     term = 'the "Blue" plan'
     async with upstream(calling((0, '{"what": "[TERM_1]"}'))) as up:
