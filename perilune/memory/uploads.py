@@ -10,6 +10,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -163,12 +164,13 @@ class UploadStore:
         return cast(BinaryIO, _joined(paths))
 
     def end(self, tenant: str, upload_id: str, status: str) -> UploadRecord:
-        """The upload is completed, cancelled or expired: its parts go. Raises `Conflict` where it has ended."""
+        """The upload is completed, cancelled or expired: its parts go. Raises `Conflict` where it has ended. One
+        whose time passed while its file was being made is completed all the same: the file is there."""
         mine = (UPLOADS.c.tenant == tenant, UPLOADS.c.id == upload_id)
         with self._store.write() as connection:
             upload = self._get(connection, tenant, upload_id)
             if upload.status != status:
-                _require_pending(upload, lapsed=status == "expired")
+                _require_pending(upload, lapsed=status != "cancelled")
             connection.execute(UPLOADS.update().where(*mine).values(status=status))
             ids = self._take_parts(connection, UPLOAD_PARTS.c.upload_id == upload_id)
             upload = self._get(connection, tenant, upload_id)
@@ -182,7 +184,8 @@ class UploadStore:
             rows = connection.execute(sa.select(UPLOADS.c.id, UPLOADS.c.tenant).where(*late)).all()
             known = set(connection.execute(sa.select(UPLOAD_PARTS.c.id)).scalars())
         for row in rows:
-            self.end(row.tenant, row.id, "expired")
+            with suppress(Conflict, NotFound):  # completed or forgotten meanwhile
+                self.end(row.tenant, row.id, "expired")
         self._blobs.sweep(known, self._clock, _PART)
         return len(rows)
 

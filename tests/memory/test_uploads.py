@@ -99,6 +99,23 @@ def test_other_tenants_find_nothing(uploads: UploadStore) -> None:
         uploads.joined("other", theirs.upload_id, [part.part_id], None)
 
 
+def test_a_file_that_is_made_while_its_time_passes_is_complete(
+    uploads: UploadStore, clock: Clock, tmp_path: Path
+) -> None:
+    """Large files take a while: what was joined in time isn't thrown away, and not lost to its owner."""
+    upload = uploads.create("local", "a.bin", "user_data", 3, None)
+    part = uploads.add_part("local", upload.upload_id, io.BytesIO(b"abc"))
+    with uploads.joined("local", upload.upload_id, [part.part_id], None) as data:
+        clock.now += module.LASTS_S + 1
+        assert data.read() == b"abc"
+    assert uploads.end("local", upload.upload_id, "completed").status == "completed"
+    assert uploads.expire() == 0
+    late = uploads.create("local", "b.bin", "user_data", 3, None)
+    clock.now += module.LASTS_S + 1
+    with pytest.raises(Conflict, match="expired"):
+        uploads.end("local", late.upload_id, "cancelled")
+
+
 def test_what_lapses_goes(uploads: UploadStore, clock: Clock, tmp_path: Path) -> None:
     upload = uploads.create("local", "a.bin", "user_data", 1, None)
     uploads.add_part("local", upload.upload_id, io.BytesIO(b"x"))
