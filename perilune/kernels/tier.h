@@ -45,9 +45,10 @@ struct tier_ops {
      * mean; MASKED where there is none. */
     void (*score_units)(const tier_rows *rows, const record_layout *at, const uint8_t *summary, int group, float *z,
                         int64_t stride);
-    /* acc += the weights w[row * stride + u] of half a record's units, times their quads' mean values. */
-    void (*add_quads)(tier_rows *rows, const record_layout *at, const uint8_t *summary, int half, const float *w,
-                      int64_t stride);
+    /* acc += the weights w[row * stride + u] of half a record's units, times their quads' mean values. Those of `ahead`,
+     * the record that comes next, may be fetched meanwhile. */
+    void (*add_quads)(tier_rows *rows, const record_layout *at, const uint8_t *summary, const uint8_t *ahead, int half,
+                      const float *w, int64_t stride);
     /* z = 2^(z - max), 0 where that is below 2^-126; adds the weights to 16 lanes. n is a multiple of 8. */
     void (*exponents)(float *z, int n, float max, float *lanes);
     /* Adds w to 16 lanes; returns the largest, 0 if all are below. n is a multiple of 16. */

@@ -463,7 +463,19 @@ INLINE void transpose_lanes(__m512 x[4]) { /* interleaved vectors to dims in ord
     x[3] = _mm512_shuffle_f32x4(c, d, 0xdd);
 }
 
-INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t *v, const weights *p) {
+/* Lane i: the sum of four neighbours from 4 i on. */
+INLINE __m512 sums_of_four(const float *w) {
+    __m512 out = _mm512_setzero_ps();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m512 x = _mm512_loadu_ps(w + 16 * j), pairs = _mm512_add_ps(x, _mm512_permute_ps(x, 0xb1));
+        out = _mm512_mask_add_ps(out, (__mmask16)(0x1111 << j), pairs, _mm512_permute_ps(pairs, 0x4e));
+    }
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_ps(order, out);
+}
+
+INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t *v, const int8_t *ahead, const weights *p) {
     int dim = state->dim;
     for (int d = 0; d < dim; d += 64) {
         __mmask64 exist = dim - d >= 64 ? ~0ull : (1ull << (dim - d)) - 1;
@@ -475,6 +487,8 @@ INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t 
         for (int quad = 0; quad < 4; quad++) {
             __m512i x[4];
             interleave(v + 4 * quad * dim + d, dim, exist, x);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) _mm_prefetch((const char *)(ahead + (4 * quad + i) * dim + d), _MM_HINT_T1);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 __m512i h = broadcast4(p[r].high + 4 * quad), l = broadcast4(p[r].low + 4 * quad);
@@ -500,25 +514,23 @@ INLINE void mean_rows(const int rows, tier_rows *state, int first, const int8_t 
     }
 }
 
-static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, int half, const float *w,
-                      int64_t stride) {
-    const int8_t *v = (const int8_t *)(summary + at->quad_v) + (int64_t)half * HALF_QUADS * state->dim;
+static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, const uint8_t *ahead, int half,
+                      const float *w, int64_t stride) {
+    int64_t from = at->quad_v + (int64_t)half * HALF_QUADS * state->dim;
+    const int8_t *v = (const int8_t *)(summary + from), *next = (const int8_t *)(ahead + from);
     __m512 scale = halves_16(halves_at(summary, at->quad_v_scale) + half * HALF_QUADS);
     for (int first = 0; first < state->rows; first += TIER_ROWS) {
         int rows = state->rows - first < TIER_ROWS ? state->rows - first : TIER_ROWS;
         weights p[TIER_ROWS];
         for (int r = 0; r < rows; r++) {
-            const float *of = w + (first + r) * stride;
-            _Alignas(64) float sums[HALF_QUADS];
-            for (int i = 0; i < HALF_QUADS; i++) sums[i] = (of[4 * i] + of[4 * i + 1]) + (of[4 * i + 2] + of[4 * i + 3]);
-            __m512 scaled = _mm512_mul_ps(_mm512_load_ps(sums), scale);
+            __m512 scaled = _mm512_mul_ps(sums_of_four(w + (first + r) * stride), scale);
             fix_weights(1, &scaled, &p[r]);
         }
         switch (rows) {
-        case 1: mean_rows(1, state, first, v, p); break;
-        case 2: mean_rows(2, state, first, v, p); break;
-        case 3: mean_rows(3, state, first, v, p); break;
-        default: mean_rows(4, state, first, v, p); break;
+        case 1: mean_rows(1, state, first, v, next, p); break;
+        case 2: mean_rows(2, state, first, v, next, p); break;
+        case 3: mean_rows(3, state, first, v, next, p); break;
+        default: mean_rows(4, state, first, v, next, p); break;
         }
     }
 }

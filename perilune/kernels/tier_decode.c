@@ -120,10 +120,10 @@ static void add_means(const decode_job *job, int sequence, int head, int first, 
     const tier_ops *ops = job->ctx->ops->tiers;
     for (int i = 2 * first; i < 2 * end; i++) {
         const float *w = state->units + i * HALF_UNITS;
-        if (i + 2 < 2 * end) /* the values themselves are quicker without */
-            fetch(summary_of(job, sequence, head, i / 2 + 1) + job->rows->closed->pool.at.quad_v_scale, 1);
+        const uint8_t *ahead = summary_of(job, sequence, head, smaller(i / 2 + 1, end - 1));
+        fetch(ahead + job->rows->closed->pool.at.quad_v_scale, 1);
         if (sum_half(ops, w, state->unit_stride, rows) && values)
-            ops->add_quads(rows, &job->rows->closed->pool.at, summary_of(job, sequence, head, i / 2), i % 2, w,
+            ops->add_quads(rows, &job->rows->closed->pool.at, summary_of(job, sequence, head, i / 2), ahead, i % 2, w,
                            state->unit_stride);
     }
 }

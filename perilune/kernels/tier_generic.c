@@ -202,8 +202,9 @@ static void score_units(const tier_rows *state, const record_layout *at, const u
 
 /* ---------------------------------------------------------------------------------------------------- means */
 
-static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, int half, const float *w,
-                      int64_t stride) {
+static void add_quads(tier_rows *state, const record_layout *at, const uint8_t *summary, const uint8_t *ahead, int half,
+                      const float *w, int64_t stride) {
+    (void)ahead;
     const int8_t *v = (const int8_t *)(summary + at->quad_v) + (int64_t)half * HALF_QUADS * state->dim;
     const uint16_t *scale = halves_at(summary, at->quad_v_scale) + half * HALF_QUADS;
     for (int quad = 0; quad < HALF_QUADS; quad++, v += state->dim)
