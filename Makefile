@@ -49,7 +49,7 @@ format: setup
 soak: setup
 	$(PYTHON) -m pytest -m soak --timeout 7200
 	$(PYTHON) -m bench.soak --json docs/soak/$$(date +%F).json
-	$(PYTHON) -m bench.gateway --requests 100000
+	$(PYTHON) -m bench.gateway --requests 100000 --json docs/soak/gateway-$$(date +%F).json
 
 demo: setup
 	$(PYTHON) -m perilune.cli.demo

@@ -1,13 +1,13 @@
 """What perilune adds to a request that a backend answers: everything on, one core, open loop.
 
-    python -m bench.gateway [--quick] [--json FILE] [--requests N]
+    python -m bench.gateway [--quick] [--json FILE] [--requests N [--per-second R]]
 
 An engine that computes nothing (`bench.mock_engine`: 20 ms to the first token, 16 chunks) is asked directly and
 through `perilune serve` with a key, its limits, metrics and the ledger on. The server has one core, engine and
 client the other one. Added is what the gateway's percentile has more than the direct one's of the same load.
 A body of 500 KB is a conversation (Python's reference in turns) that comes again with a new question, as chats do;
 `body500k_new`, reported beside it, is one whose whole text is new each time (one in two seconds).
-`--requests N` also sends so many and fits the server's own memory over them (`make soak`: 100,000).
+`--requests N` sends so many instead, and fits the server's own memory over them (`make soak`: 100,000).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from bench.server import HOST, PeriluneServer
 from bench.slope import Slope, slope
 
 MODEL = "mock"
+Figures = dict[str, float | bool | None]
 BARS = {
     "added_p50_ms_100rps": Bar(at_most=5, unit="ms"),
     "added_p99_ms_100rps": Bar(at_most=15, unit="ms"),
@@ -44,7 +45,6 @@ BARS = {
     "body500k_added_p50_ms": Bar(at_most=8, unit="ms"),
 }
 _ROUND_REQUESTS = 2000
-_ROUNDS_PER_S = 120.0  # requests a second of the memory's rounds
 _WARM_SHARE = 0.4
 _LARGE = 10_000
 
@@ -168,36 +168,54 @@ def measure(port: int, key: str, load: Load, seconds: float, warm_s: float) -> l
     return timings
 
 
-def run(
-    seconds: float, warm_s: float, requests: int
-) -> tuple[dict[str, float | bool | None], list[dict[str, object]], float]:
-    """Figures, runs, and others' share of the cores."""
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The engine and the server before it, each on a core."""
+
+    engine_port: int
+    server: PeriluneServer
+    key: str
+
+
+@contextmanager
+def sides() -> Iterator[Side]:
     cores = sorted(os.sched_getaffinity(0))
     server_core, other_core = {cores[0]}, {cores[-1]}
-    figures: dict[str, float | bool | None] = {}
-    runs: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="perilune-bench-") as folder, pinned(other_core), mock_engine() as port:
         with pinned(server_core):
             started = gateway(Path(folder) / "home", port)
             server, key = started.__enter__()
         try:
-            before = CpuClock.now([os.getpid()])
-            for load in LOADS:
-                sides = {
-                    "direct": measure(port, key, load, seconds, warm_s),
-                    "gateway": measure(server.port, key, load, seconds, warm_s),
-                }
-                runs += [_run(load, side, timings) for side, timings in sides.items()]
-                figures |= _added(load, sides)
-            foreign = CpuClock.now([os.getpid()]).foreign_share(before)
-            if requests:
-                found, samples = memory_slope(server, key, requests)
-                figures["memory_bytes_per_request"] = round(found.estimate, 1)
-                figures["memory_slope_includes_zero"] = found.includes_zero
-                runs.append({"resident_bytes": samples, "low": found.low, "high": found.high})
+            yield Side(port, server, key)
         finally:
             started.__exit__(None, None, None)
-    return figures, runs, foreign
+
+
+def run(side: Side, seconds: float, warm_s: float) -> tuple[Figures, list[dict[str, object]]]:
+    """Figures and runs of every load. Wholly new text is compared with what the engine alone took for as much."""
+    figures: Figures = {}
+    runs: list[dict[str, object]] = []
+    direct: list[Timing] = []
+    for load in LOADS:
+        if not load.new:
+            direct = measure(side.engine_port, side.key, load, seconds, warm_s)
+            runs.append(_run(load, "direct", direct))
+        through = measure(side.server.port, side.key, load, seconds, warm_s)
+        runs.append(_run(load, "gateway", through))
+        figures |= _added(load, direct, through)
+    return figures, runs
+
+
+def soak(side: Side, requests: int, per_s: float) -> tuple[Figures, list[dict[str, object]]]:
+    """Figures and runs of the memory."""
+    found, samples = memory_slope(side.server, side.key, requests, per_s)
+    figures: Figures = {
+        "memory_bytes_per_request": round(found.estimate, 1),
+        "memory_slope_low": round(found.low, 1),
+        "memory_slope_high": round(found.high, 1),
+        "memory_slope_includes_zero": found.includes_zero,
+    }
+    return figures, [{"requests": requests, "resident_bytes": samples}]
 
 
 def _values(load: Load, timings: Sequence[Timing]) -> list[float]:
@@ -211,10 +229,10 @@ def _run(load: Load, side: str, timings: Sequence[Timing]) -> dict[str, object]:
     return {"load": load.name, "side": side, "requests": len(values), **told}
 
 
-def _added(load: Load, sides: dict[str, list[Timing]]) -> dict[str, float | bool | None]:
+def _added(load: Load, direct: Sequence[Timing], through: Sequence[Timing]) -> Figures:
     def added(share: float) -> float:
-        direct, through = (percentile(_values(load, sides[side]), share) for side in ("direct", "gateway"))
-        return round(through - direct, 2)
+        alone, both = (percentile(_values(load, timings), share) for timings in (direct, through))
+        return round(both - alone, 2)
 
     if load.body_bytes > _LARGE:
         return {f"{load.name}_added_p50_ms": added(0.5), f"{load.name}_added_p99_ms": added(0.99)}
@@ -222,7 +240,7 @@ def _added(load: Load, sides: dict[str, list[Timing]]) -> dict[str, float | bool
     return {f"{prefix}_p50_ms_{load.name}": added(0.5), f"{prefix}_p99_ms_{load.name}": added(0.99)}
 
 
-def memory_slope(server: PeriluneServer, key: str, requests: int) -> tuple[Slope, list[int]]:
+def memory_slope(server: PeriluneServer, key: str, requests: int, per_s: float) -> tuple[Slope, list[int]]:
     """Bytes of the server's own memory for each request, streamed and whole in turn, after the warm-up."""
     loops = [
         OpenLoop(server.port, load.bodies(), {"authorization": f"Bearer {key}"}, load.mark) for load in LOADS[:2]
@@ -232,12 +250,13 @@ def memory_slope(server: PeriluneServer, key: str, requests: int) -> tuple[Slope
     after: list[int] = []
     samples: list[int] = []
     for number in range(rounds):
-        timings = asyncio.run(loops[number % 2].run(_ROUNDS_PER_S, each / _ROUNDS_PER_S))
+        timings = asyncio.run(loops[number % 2].run(per_s, each / per_s))
         if wrong := [timing.status for timing in timings if timing.status != 200]:
             raise RuntimeError(f"{len(wrong)} requests failed, the first with {wrong[0]}")
         time.sleep(0.2)
         after.append((number + 1) * each)
         samples.append(own_bytes(server.pid))
+        say(f"{after[-1]} requests: {samples[-1] / 1e6:.1f} MB")
     warm = int(len(samples) * _WARM_SHARE)
     return slope(after[warm:], samples[warm:]), samples
 
@@ -253,9 +272,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What perilune adds to a request that a backend answers.")
     parser.add_argument("--quick", action="store_true", help="short turns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
-    parser.add_argument("--requests", type=int, default=0, help="send so many and fit the memory over them")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="send so many instead, and fit the memory over them"
+    )
+    parser.add_argument("--per-second", type=float, default=120.0, help="of those (default %(default)s)")
     given = parser.parse_args(argv)
-    figures, runs, foreign = run(*((4.0, 1.0) if given.quick else (15.0, 2.0)), given.requests)
+    with sides() as side:
+        before = CpuClock.now([os.getpid()])
+        if given.requests:
+            figures, runs = soak(side, given.requests, given.per_second)
+        else:
+            figures, runs = run(side, *((4.0, 1.0) if given.quick else (15.0, 2.0)))
+        foreign = CpuClock.now([os.getpid()]).foreign_share(before)
     machine = summarise(Calibration(0.0, 0.0), foreign)
     result = Result("gateway", figures, machine, runs, quick=given.quick)
     finish(result, BARS, Options(given.quick, given.json, 1, False, ()))

@@ -44,7 +44,7 @@ def test_added_is_the_difference_of_percentiles() -> None:
     def turn(seconds: float) -> list[Timing]:
         return [Timing(200, seconds, seconds + 1)] * 10
 
-    found = _added(LOADS[1], {"direct": turn(0.020), "gateway": turn(0.023)})
+    found = _added(LOADS[1], turn(0.020), turn(0.023))
     assert found == {"ttft_added_p50_ms_50sps": 3.0, "ttft_added_p99_ms_50sps": 3.0}
 
 

@@ -34,14 +34,16 @@ class Said:
     form: str | None = None
 
     def texts(self) -> list[str]:
-        """Every text, in the order that `rewritten` takes."""
-        said = [message.text for message in self.messages]
-        for message in self.messages:
-            for call in message.tool_calls:
-                said += parted(call.arguments)
+        """Every text, in the order that `rewritten` takes: what stays while a conversation grows comes first."""
+        said: list[str] = []
         for tool in self.tools:
             said += [tool.description, *parted(tool.parameters)]
-        return [*said, *self.stops, *(() if self.form is None else parted(self.form))]
+        said += [*self.stops, *(() if self.form is None else parted(self.form))]
+        for message in self.messages:
+            said.append(message.text)
+            for call in message.tool_calls:
+                said += parted(call.arguments)
+        return said
 
     def rewritten(self, texts: Sequence[str]) -> Said:
         """The same with other texts. Raises `Forbidden` where one that is JSON can't be made JSON again."""
@@ -50,16 +52,15 @@ class Said:
         def json_of(before: str) -> str:
             return joined([next(given) for _ in parted(before)])
 
-        bare = [replace(message, text=next(given)) for message in self.messages]
-        messages = [
-            replace(
-                each, tool_calls=tuple(replace(call, arguments=json_of(call.arguments)) for call in each.tool_calls)
-            )
-            for each in bare
-        ]
         tools = [replace(tool, description=next(given), parameters=json_of(tool.parameters)) for tool in self.tools]
         stops = tuple(next(given) for _ in self.stops)
-        return Said(tuple(messages), stops, tuple(tools), None if self.form is None else json_of(self.form))
+        form = None if self.form is None else json_of(self.form)
+        messages = []
+        for message in self.messages:
+            text = next(given)
+            calls = tuple(replace(call, arguments=json_of(call.arguments)) for call in message.tool_calls)
+            messages.append(replace(message, text=text, tool_calls=calls))
+        return Said(tuple(messages), stops, tuple(tools), form)
 
 
 def parted(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from perilune.errors import Forbidden
 from perilune.service.backends.departure import Departed, Leaving, Stream
 from perilune.service.privacy.blocks import Memo
-from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, LABELS, Found, Kind, Treatment
+from perilune.service.privacy.kinds import DEFAULT_TREATMENTS, LABELS, Kind, Treatment
 from perilune.service.privacy.placeholders import Restorer, Vault, as_it_is, in_json, replaced
 from perilune.telemetry import Telemetry
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from perilune.service.privacy.detect import Detector
 
 _log = logging.getLogger(__name__)
-_AT_ONCE_CHARS = 2048
-"""Reading so little takes less than handing it to a thread and back."""
+_AT_ONCE_CHARS, _KNOWN_AT_ONCE_CHARS = 2048, 1 << 20
+"""Reading so little, behind so much that was read before, takes less than handing it to a thread and back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Deidentified:
                 hint="Use a model that runs here, or have the operator change privacy.local_only.",
             )
         texts = leaving.said.texts()
-        if sum(map(len, texts)) <= _AT_ONCE_CHARS:
+        if self._is_short(leaving.tenant, texts):
             changed, vault, counts = self._changed(leaving.tenant, texts)
         else:
             changed, vault, counts = await asyncio.to_thread(self._changed, leaving.tenant, texts)
@@ -88,10 +88,29 @@ class Deidentified:
             taken_out=counts,
         )
 
+    def _is_short(self, tenant: str, texts: Sequence[str]) -> bool:
+        """Little has to be read."""
+        if sum(map(len, texts)) > _KNOWN_AT_ONCE_CHARS:
+            return False
+        known = self._memo.begun(tenant, texts).size
+        return sum(map(len, texts[known:])) <= _AT_ONCE_CHARS
+
     def _changed(self, tenant: str, texts: Sequence[str]) -> tuple[list[str], Vault, dict[str, int]]:
         """The texts as they may leave, the way back, and how many identifiers were taken out by kind."""
-        found = self._detector.find_all(texts, self._memo, tenant)
-        counts = _counted(texts, found)
+        found, vault = self._detector.find_all(texts, self._memo, tenant), Vault()
+        names: dict[tuple[Kind, str], str] = {}
+
+        def stand_in(kind: Kind, value: str) -> str:
+            name = names.get((kind, value))
+            if name is None:
+                dropped = self._policy.of(kind) is Treatment.DROP
+                name = f"[{LABELS[kind]}]" if dropped else vault.stand_in(kind, value)
+                names[kind, value] = name
+            return name
+
+        changed = [replaced(text, items, stand_in) for text, items in zip(texts, found, strict=True)]
+        numbers = Counter(kind for kind, _ in names)
+        counts = {kind.value: numbers[kind] for kind in Kind if numbers[kind] and kind is not Kind.TEXT}
         refused = [kind for kind in counts if self._policy.of(Kind(kind)) is Treatment.REFUSE]
         if refused:
             raise Forbidden(
@@ -99,14 +118,7 @@ class Deidentified:
                 hint="Take it out, use a model that runs here, or have the operator change privacy.kinds.",
                 param="messages",
             )
-        vault = Vault()
-
-        def stand_in(kind: Kind, value: str) -> str:
-            if self._policy.of(kind) is Treatment.DROP:
-                return f"[{LABELS[kind]}]"
-            return vault.stand_in(kind, value)
-
-        return [replaced(text, items, stand_in) for text, items in zip(texts, found, strict=True)], vault, counts
+        return changed, vault, counts
 
     def _tell(self, leaving: Leaving, counts: Mapping[str, int]) -> None:
         for kind, count in counts.items():
@@ -132,12 +144,3 @@ class Restoring:
     def flush(self, stream: Stream) -> str:
         restorer = self._streams.pop(stream, None)
         return restorer.flush() if restorer is not None else ""
-
-
-def _counted(texts: Sequence[str], found: Iterable[list[Found]]) -> dict[str, int]:
-    """Different values by kind."""
-    values: set[tuple[Kind, str]] = set()
-    for text, items in zip(texts, found, strict=True):
-        values.update((item.kind, text[item.start : item.end]) for item in items)
-    counts = Counter(kind for kind, _ in values)
-    return {kind.value: counts[kind] for kind in Kind if counts[kind] and kind is not Kind.TEXT}

@@ -25,10 +25,10 @@ from perilune.service.privacy import (
     fold as folding,
 )
 from perilune.service.privacy.anchors import Scanner
-from perilune.service.privacy.blocks import VARIANTS, Block, Memo, blocks
+from perilune.service.privacy.blocks import VARIANTS, Begun, Block, Memo, blocks
 from perilune.service.privacy.fold import Folded, fold
 from perilune.service.privacy.kinds import STRENGTH, Found, Kind
-from perilune.service.privacy.known import Known, Seen, filter_of, occurrences
+from perilune.service.privacy.known import Known, Seen, filter_of, occurrences, place_of
 from perilune.service.privacy.placeholders import literals, with_literals
 
 _RULES: tuple[Callable[[Folded], Iterator[Found]], ...] = (
@@ -92,22 +92,44 @@ class Detector:
     def find_all(self, texts: Sequence[str], memo: Memo | None = None, tenant: str = "") -> list[list[Found]]:
         """What each of several texts of one conversation holds. What is found in one is found in all of them.
         Blocks that `memo` knows of this tenant aren't read again. Text that looks like a stand-in is found, too."""
-        cut = [[(block, self._seen(block, memo, tenant)) for block in blocks(text)] for text in texts]
+        begun = memo.begun(tenant, texts) if memo is not None else Begun()
+        whole = self._going_on(begun, texts, memo, tenant)
+        if whole is None:
+            whole = self._going_on(Begun(), texts, memo, tenant)
+            assert whole is not None
+        if memo is not None and texts:
+            memo.remember(tenant, texts, whole)
+            last = len(texts) - 1
+            if last and all(at < last for at, _ in whole.values):  # the question may come otherwise
+                memo.remember(tenant, texts, Begun(last, whole.found[:last], whole.values, whole.places))
+        return [list(found) for found in whole.found]
+
+    def _going_on(self, begun: Begun, texts: Sequence[str], memo: Memo | None, tenant: str) -> Begun | None:
+        """What all texts hold, where the beginning is known; None where later ones hold values that the beginning
+        has to be searched for."""
+        old = {(texts[at][item.start : item.end], item.kind): (at, item) for at, item in begun.values}
+        more = texts[begun.size :]
+        cut = [[(block, self._seen(block, memo, tenant)) for block in blocks(text)] for text in more]
         first = [_merged(_shifted(block, item) for block, seen in each for item in seen.found) for each in cut]
-        known = Known()
-        values = dict.fromkeys(
-            (text[item.start : item.end], item.kind)
-            for text, found in zip(texts, first, strict=True)
-            for item in found
-        )
-        for value, kind in values:
-            known.add(fold(value).text, kind)
-        result = []
+        values = dict(old)
+        for at, (text, found) in enumerate(zip(more, first, strict=True), begun.size):
+            for item in found:
+                values.setdefault((text[item.start : item.end], item.kind), (at, item))
+        if begun.size and len(values) > len(old):
+            return None
+        numbered = list(values)
+        places = begun.places if begun.size else tuple(_places(numbered))
+        known = None if begun.size else _known(numbered, places)
+        result = list(begun.found)
         for each, found in zip(cut, first, strict=True):
-            others = [_shifted(block, item) for block, seen in each for item in _others(known, block, seen)]
+            others = [
+                _shifted(block, item)
+                for block, seen in each
+                for item in _others(known or _known(numbered, places, seen), block, seen)
+            ]
             literals = [_shifted(block, item) for block, seen in each for item in seen.literals]
-            result.append(with_literals(_merged([*found, *others]), literals))
-        return result
+            result.append(tuple(with_literals(_merged([*found, *others]), literals)))
+        return Begun(len(texts), tuple(result), tuple(values.values()), places)
 
     def _seen(self, block: Block, memo: Memo | None, tenant: str) -> Seen:
         """What a block holds by itself."""
@@ -155,6 +177,26 @@ def _inside(block: Block, found: Iterable[Found]) -> tuple[Found, ...]:
 
 def _shifted(block: Block, item: Found) -> Found:
     return Found(item.start + block.start, item.end + block.start, item.kind)
+
+
+def _places(values: Iterable[tuple[str, Kind]]) -> Iterator[tuple[int, int]]:
+    """Where a filter tells which of the values a block may hold."""
+    for number, (value, kind) in enumerate(values):
+        known = Known()
+        known.add(fold(value).text, kind)
+        for first in known.values:
+            yield place_of(first), number
+
+
+def _known(
+    values: Sequence[tuple[str, Kind]], places: Iterable[tuple[int, int]], seen: Seen | None = None
+) -> Known:
+    """The values, or those of them that a block may hold."""
+    known = Known()
+    for number in sorted({number for place, number in places if seen is None or seen.may_hold(place)}):
+        value, kind = values[number]
+        known.add(fold(value).text, kind)
+    return known
 
 
 def _others(known: Known, block: Block, seen: Seen) -> tuple[Found, ...]:

@@ -40,16 +40,21 @@ class Seen:
     own: frozenset[int]
     others: dict[int, tuple[Found, ...]] = field(default_factory=dict)
 
-    def may_hold(self, token: str) -> bool:
-        place = hash(token) % _FILTER_BITS
+    def may_hold(self, place: int) -> bool:
+        """Whether a token of this place may be in it."""
         return bool(self.filter[place >> 3] >> (place & 7) & 1)
+
+
+def place_of(token: str) -> int:
+    """Of a token in small letters, in filters."""
+    return hash(token) % _FILTER_BITS
 
 
 def filter_of(folded: Folded) -> bytes:
     """The filter of a block's tokens, in small letters."""
     bits = bytearray(_FILTER_BITS >> 3)
     for token in set(_TOKEN.findall(folded.text.lower())):
-        place = hash(token) % _FILTER_BITS
+        place = place_of(token)
         bits[place >> 3] |= 1 << (place & 7)
     return bytes(bits)
 
@@ -90,7 +95,7 @@ class Known:
         """Those that a block may hold and that weren't found in it already."""
         wanted: dict[str, dict[tuple[str, ...], Kind]] = {}
         for first, values in self._by_first.items():
-            if seen.may_hold(first):
+            if seen.may_hold(place_of(first)):
                 others = {tokens: kind for tokens, kind in values.items() if hash(tokens) not in seen.own}
                 if others:
                     wanted[first] = others

@@ -138,9 +138,42 @@ def test_a_value_of_a_new_message_is_found_in_what_was_seen() -> None:
     assert detector.find_all([history], memo)[0] == []
 
 
+def test_a_conversation_that_goes_on_is_found_as_if_it_were_new() -> None:
+    detector, memo = Detector(), Memo()
+    texts: list[str] = []
+    for seed, question in enumerate(
+        [
+            "Call Anna Kowalski.",
+            "What does it mean?",
+            "ANNA KOWALSKI or Kowalski?",
+            "Ask Peter Novak, 7731-9920.",
+            "Why?",
+        ]
+    ):
+        texts += [long_text(seed)[0], question]
+        assert detector.find_all(texts, memo, "acme") == detector.find_all(texts)
+        assert detector.find_all([*texts[:-1], "Anew: [PERSON_1] and Kowalski"], memo, "acme") == detector.find_all(
+            [*texts[:-1], "Anew: [PERSON_1] and Kowalski"]
+        )
+    assert memo.begun("acme", [*texts, "more"]).size == len(texts)
+    assert memo.begun("acme", [*texts[:-1], "another"]).size == len(texts) - 1
+    assert memo.begun("other", texts).size == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(PIECES, max_size=5).map(" ".join), min_size=2, max_size=6), st.data())
+def test_what_is_remembered_changes_nothing(texts: list[str], data: st.DataObject) -> None:
+    """Beginnings of the conversation, in any order, before the whole of it."""
+    memo = Memo()
+    for size in data.draw(st.lists(st.integers(1, len(texts)), max_size=4)):
+        DETECTOR.find_all(texts[:size], memo, "acme")
+    assert DETECTOR.find_all(texts, memo, "acme") == DETECTOR.find_all(texts)
+
+
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks_module, "_BLOCKS_OF_TENANT", 3)
     monkeypatch.setattr(blocks_module, "_TENANTS", 2)
+    monkeypatch.setattr(blocks_module, "_FINDINGS_OF_TENANT", 0)
     detector, memo = Counted(), Memo()
     for number in range(5):
         detector.find_all([f"message {number}"], memo, "a")
@@ -152,3 +185,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         detector.find_all(["x"], memo, tenant)
     detector.find_all(["message 4"], memo, "a")
     assert detector.read == 9
+    monkeypatch.setattr(blocks_module, "_FINDINGS_OF_TENANT", 40)
+    for number in range(3):
+        detector.find_all([f"talk {number}"], memo, "d")
+    assert [memo.begun("d", [f"talk {number}"]).size for number in range(3)] == [0, 1, 1]
