@@ -1,6 +1,6 @@
 """What perilune adds to a request that a backend answers: everything on, one core, open loop.
 
-    python -m bench.gateway [--quick] [--json FILE] [--requests N [--per-second R]]
+    python -m bench.gateway [--quick] [--json FILE] [--requests N]
 
 An engine that computes nothing (`bench.mock_engine`: 20 ms to the first token, 16 chunks) is asked directly and
 through `perilune serve` with a key, its limits, metrics and the ledger on. The server has one core, engine and
@@ -45,6 +45,7 @@ BARS = {
     "body500k_added_p50_ms": Bar(at_most=8, unit="ms"),
 }
 _ROUND_REQUESTS = 2000
+_AT_ONCE = 16  # requests of the memory's rounds
 _WARM_SHARE = 0.4
 _LARGE = 10_000
 
@@ -206,9 +207,9 @@ def run(side: Side, seconds: float, warm_s: float) -> tuple[Figures, list[dict[s
     return figures, runs
 
 
-def soak(side: Side, requests: int, per_s: float) -> tuple[Figures, list[dict[str, object]]]:
+def soak(side: Side, requests: int) -> tuple[Figures, list[dict[str, object]]]:
     """Figures and runs of the memory."""
-    found, samples = memory_slope(side.server, side.key, requests, per_s)
+    found, samples = memory_slope(side.server, side.key, requests)
     figures: Figures = {
         "memory_bytes_per_request": round(found.estimate, 1),
         "memory_slope_low": round(found.low, 1),
@@ -240,7 +241,7 @@ def _added(load: Load, direct: Sequence[Timing], through: Sequence[Timing]) -> F
     return {f"{prefix}_p50_ms_{load.name}": added(0.5), f"{prefix}_p99_ms_{load.name}": added(0.99)}
 
 
-def memory_slope(server: PeriluneServer, key: str, requests: int, per_s: float) -> tuple[Slope, list[int]]:
+def memory_slope(server: PeriluneServer, key: str, requests: int) -> tuple[Slope, list[int]]:
     """Bytes of the server's own memory for each request, streamed and whole in turn, after the warm-up."""
     loops = [
         OpenLoop(server.port, load.bodies(), {"authorization": f"Bearer {key}"}, load.mark) for load in LOADS[:2]
@@ -250,7 +251,7 @@ def memory_slope(server: PeriluneServer, key: str, requests: int, per_s: float) 
     after: list[int] = []
     samples: list[int] = []
     for number in range(rounds):
-        timings = asyncio.run(loops[number % 2].run(per_s, each / per_s))
+        timings = asyncio.run(loops[number % 2].run_closed(each, _AT_ONCE))
         if wrong := [timing.status for timing in timings if timing.status != 200]:
             raise RuntimeError(f"{len(wrong)} requests failed, the first with {wrong[0]}")
         time.sleep(0.2)
@@ -275,12 +276,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--requests", type=int, default=0, help="send so many instead, and fit the memory over them"
     )
-    parser.add_argument("--per-second", type=float, default=120.0, help="of those (default %(default)s)")
     given = parser.parse_args(argv)
     with sides() as side:
         before = CpuClock.now([os.getpid()])
         if given.requests:
-            figures, runs = soak(side, given.requests, given.per_second)
+            figures, runs = soak(side, given.requests)
         else:
             figures, runs = run(side, *((4.0, 1.0) if given.quick else (15.0, 2.0)))
         foreign = CpuClock.now([os.getpid()]).foreign_share(before)

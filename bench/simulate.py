@@ -92,7 +92,9 @@ def play(
     chance, spread = random.Random(seed), math.log(scenario.misjudged)
 
     def drift(now_s: float, step_s: float) -> float:
-        return step_s * (1 + (scenario.slower - 1) * min(1.0, now_s / seconds))
+        return step_s * (
+            1 + (scenario.slower - 1) * min(1.0, max(0.0, now_s / seconds))
+        )  # warm-up is long before 0
 
     run = Simulation(
         MACHINE, policy, drift, judge=lambda work_s: work_s * math.exp(chance.uniform(-spread, spread))

@@ -237,6 +237,15 @@ class SchedulerSettings(Block):
         gt=0,
         description="Longest prompts that one tenant may be served more than another while somebody is late.",
     )
+    lane_tokens: int = Field(
+        4096, ge=0, description="Interactive prompts up to so long go in front of longer ones; 0: they don't."
+    )
+    peak_classes: Annotated[tuple[Literal["P0", "P1", "P2"], ...], BeforeValidator(parse_json)] = Field(
+        (), description="Classes that get smaller contexts while much waits (docs/scheduling.md); none: never."
+    )
+    peak_queue: float = Field(
+        10.0, gt=0, description="Seconds of prefill in the queue that begin such a peak; half of it ends it."
+    )
 
 
 class BatchSettings(Block):

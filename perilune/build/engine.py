@@ -87,6 +87,7 @@ def _policy(name: str, settings: SchedulerSettings) -> SchedulingPolicy:
             reserve=settings.kv_reserve,
             tenant_share=settings.tenant_kv_share,
             lead=settings.tenant_lead,
+            lane_tokens=settings.lane_tokens,
             late=settings.late,
         )
     )

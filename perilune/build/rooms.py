@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from perilune.build.opened import Opened
 from perilune.config import Settings
-from perilune.core import BLOCK_TOKENS, KVPolicy
+from perilune.core import BLOCK_TOKENS, KVPolicy, ServiceClass
 from perilune.service.model import ServedModel
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perilune.service.compose import Composer
     from perilune.service.documents import DocumentService
     from perilune.service.machine import Machine
+    from perilune.service.peak import Peak
     from perilune.service.predictor import Predictor
     from perilune.service.privacy.departure import Deidentified
     from perilune.service.sessions import SessionService
@@ -85,6 +86,7 @@ def parts_of(rooms: Rooms, departure: Deidentified, forget_answers: Callable[[st
         detect_language=detect,
         limits=_limits(settings),
         web=_web(settings, documents, sessions, departure),
+        peak=_peak(opened),
         clock=time.monotonic,
         telemetry=opened.telemetry,
         kv_of=rooms.kv_of,
@@ -139,6 +141,14 @@ def _web(
     given = settings.web_search
     engine = SearXNG(given.url, departure, given.timeout) if given.url else None
     return WebSearch(engine, documents, sessions)
+
+
+def _peak(opened: Opened) -> Peak:
+    from perilune.service.peak import Peak
+
+    scheduler = opened.settings.scheduler
+    classes = [ServiceClass(int(name.removeprefix("P"))) for name in scheduler.peak_classes]
+    return Peak(scheduler.peak_queue, classes, opened.telemetry)
 
 
 def _limits(settings: Settings) -> Limits:

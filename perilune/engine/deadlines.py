@@ -2,7 +2,8 @@
 
 Knows classes, deadlines, predicted work and token service. Knows nothing of blocks but counts, and no clock.
 
-By class; inside a class, in this order:
+By class; in the first class short prompts (`lane_tokens`) before longer ones that are no later: the fast lane of
+chats (spec E10), which nobody's 128,000 tokens hold up. Inside a class, in this order:
 
     aged       late for more than `patience` deadlines; gets at most `aged_share` of the class's work: nobody
     starves in time    can still be in time; tenants that are ahead of others (`fairness`) behind those that are not
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -45,13 +46,15 @@ _CREDIT_S = 1.0  # most that may be saved up for aged ones, or owed
 class DeadlineSettings:
     """`reserve`: of the blocks, kept for P0. `tenant_share`: of the blocks, for one tenant while others are there.
     `lead`: longest prompts that a tenant may be served more than another while somebody is late; twice that
-    otherwise. `margin`: of a deadline, kept free by what isn't begun. `patience`: deadlines after which a late
+    otherwise. `lane_tokens`: prompt tokens of the first class up to which the fast lane is taken; 0: there is none.
+    `margin`: of a deadline, kept free by what isn't begun. `patience`: deadlines after which a late
     request ages. `calm`: of a deadline; short ones go first only as long as it leaves everybody so much. `late`:
     what becomes of requests that can't be in time: "serve" or "refuse"."""
 
     reserve: float = 0.1
     tenant_share: float = 0.7
     lead: float = 1.0
+    lane_tokens: int = 4096
     margin: float = 0.1
     patience: float = 10.0
     aged_share: float = 0.2
@@ -69,6 +72,7 @@ class _Band:
     credit_s: float = 0.0
     urgent: bool = False  # in time only if whoever is due first goes first
     contended: bool = False  # somebody who could be in time alone can't be
+    flooding: frozenset[str] = frozenset()  # a tenant whose requests are most of the work that waits
 
     @property
     def stretch(self) -> float:
@@ -138,26 +142,37 @@ class DeadlinePolicy:
     def ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
         if self._stale or abs(now - self._reviewed_s) >= REVIEW_S:
             self._review(now)
-        if self._refuses:
-            sequences = (s for s in sequences if s.started or not s.late)
+        sequences = filter(self._runs, sequences)
         far = {number: self.service.ahead(number, 2 * self._settings.lead) for number in self._bands}
         near = {number: self._ahead(number) for number in self._bands}
         return sorted(sequences, key=lambda s: self._key(s, far[self.band(s)], near[self.band(s)]))
 
+    def _runs(self, sequence: EngineSequence) -> bool:
+        """It is computed at all."""
+        return sequence.started or not sequence.late or not self._refuses
+
     def _key(
         self, sequence: EngineSequence, far: set[str], near: set[str]
-    ) -> tuple[int, bool, int, bool, float, int]:
+    ) -> tuple[int, bool, int, bool, bool, float, int]:
         number, tenant = self.band(sequence), sequence.spec.tenant
         band, alone_s = self._bands[number], _alone_s(sequence)
         if sequence.late:
             place = 0 if self._old(sequence) and band.credit_s > 0 else 2
-            return number, tenant in far, place, False, alone_s, sequence.serial
+            return number, tenant in far, place, False, False, alone_s, sequence.serial
         first_s = sequence.due_s if band.urgent else alone_s
-        return number, tenant in far, 1, tenant in near, first_s, sequence.serial
+        return number, tenant in far, 1, tenant in near, self._is_long(sequence), first_s, sequence.serial
+
+    def _is_long(self, sequence: EngineSequence) -> bool:
+        """It waits behind the fast lane."""
+        first = sequence.service_class == ServiceClass.P0_INTERACTIVE
+        return first and sequence.prompt_tokens > self._settings.lane_tokens > 0
 
     def _ahead(self, number: int) -> set[str]:
-        """Tenants that wait behind others."""
-        return self.service.ahead(number, self._settings.lead * (1 if self._bands[number].contended else 2))
+        """Tenants that wait behind others. Who asks for most of what there is has no lead: the others shall hardly
+        feel it."""
+        band = self._bands[number]
+        ahead = self.service.ahead(number, self._settings.lead * (1 if band.contended else 2))
+        return ahead | (band.flooding & self.service.ahead(number, 0.0))
 
     def _old(self, sequence: EngineSequence) -> bool:
         patience_s = self._settings.patience * (sequence.due_s - sequence.arrival_s)
@@ -184,9 +199,10 @@ class DeadlinePolicy:
             fade = math.exp(-passed_s / _MEMORY_S)
             band.busy_s = _PRIOR_S + fade * (band.busy_s - _PRIOR_S) + (passed_s if band.busy else 0.0)
             band.done_s = _PRIOR_S + fade * (band.done_s - _PRIOR_S)
-            # With less to do, waiting for the step that runs would look like work that takes longer.
-            band.busy = sum(s.remaining_s for s in waiting[number]) > _BUSY_S
             before_s = self._review_band(number, waiting[number], now, before_s)
+            # With less to do, waiting for the step that runs would look like work that takes longer; and so would
+            # what isn't computed because it is given up: nothing would ever be believed to be in time again.
+            band.busy = sum(s.remaining_s for s in waiting[number] if self._runs(s)) > _BUSY_S
 
     def _review_band(self, number: int, sequences: list[EngineSequence], now: float, before_s: float) -> float:
         """Returns when a next class would begin."""
@@ -198,12 +214,14 @@ class DeadlinePolicy:
                 possible.append(sequence)
         everybody, _ = self._in_time(possible, band.stretch, before_s)
         band.contended = len(everybody) < len(possible)
+        band.flooding = _flooding(possible)
         ahead = self._ahead(number)
-        first = [s for s in possible if s.spec.tenant not in ahead]
-        then = [s for s in possible if s.spec.tenant in ahead]
+        groups: dict[tuple[bool, bool], list[EngineSequence]] = {}
+        for sequence in possible:
+            groups.setdefault((sequence.spec.tenant in ahead, self._is_long(sequence)), []).append(sequence)
         end_s, band.urgent = before_s, False
-        for group in (first, then):
-            kept, kept_s = self._in_time(group, band.stretch, end_s)
+        for place in sorted(groups):
+            kept, kept_s = self._in_time(groups[place], band.stretch, end_s)
             for sequence in sorted(kept, key=_alone_s):
                 sequence.late = False
                 end_s += sequence.remaining_s * band.stretch
@@ -236,3 +254,12 @@ class DeadlinePolicy:
 def _alone_s(sequence: EngineSequence) -> float:
     """When it would have its first token had it been alone since it came."""
     return sequence.arrival_s + sequence.work_s
+
+
+def _flooding(sequences: Sequence[EngineSequence]) -> frozenset[str]:
+    """The tenant of more than half of the work, in several requests, where others have some, too."""
+    work_s: defaultdict[str, list[float]] = defaultdict(list)
+    for sequence in sequences:
+        work_s[sequence.spec.tenant].append(sequence.remaining_s)
+    half_s = sum(map(sum, work_s.values())) / 2
+    return frozenset(t for t, each in work_s.items() if len(work_s) > 1 < len(each) and sum(each) > half_s)

@@ -18,6 +18,9 @@ from math import ceil
 from perilune.core import BLOCK_TOKENS
 
 _LEAST_S = 1e-7  # seconds a token, of a step too short to measure
+_MOST_SURPRISE = 3.0
+"""Most that one step is believed to be slower than is known: a machine that stood still a minute isn't slow, and
+whoever is refused for it could never show that it isn't."""
 
 STRETCH = 1.25
 """How much longer than its budget a lone step may take, to spare the prompt another step."""
@@ -131,7 +134,9 @@ class ChunkController:
         error = spent / sum(tokens * self.prefill_s(start) for start, tokens in prefilled)
         for start, tokens in prefilled:
             if tokens >= BLOCK_TOKENS:  # a ragged tail says little about whole chunks
-                bucket, measured = start.bit_length(), max(_LEAST_S, self.prefill_s(start) * error)
+                bucket = start.bit_length()
+                known = min(error, _MOST_SURPRISE) if bucket in self._prefill_s else error
+                measured = max(_LEAST_S, self.prefill_s(start) * known)
                 self._prefill_s[bucket] = _blend(self._prefill_s.get(bucket, measured), measured)
         start, tokens = prefilled[0]
         if len(prefilled) == 1 and self._proposed is not None and self._proposed[1:] == (start, tokens):

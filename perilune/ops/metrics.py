@@ -50,6 +50,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("requests", "counter", "Requests that reached the service.", ("service_class",)),
     Metric("requests_refused", "counter", "Requests refused at admission.", ("reason",)),
     Metric("requests_inside", "gauge", "Answers running or waiting, as admission counts them."),
+    Metric("at_peak", "gauge", "1 while contexts are cut because much waits (scheduler.peak_classes)."),
     Metric("answers", "counter", "Chat requests by how they ended: completed, or an error's code.", ("outcome",)),
     Metric(
         "choices_finished",

@@ -50,6 +50,7 @@ from perilune.service.generate import Generation, Outcome
 from perilune.service.material import Material, MaterialReader
 from perilune.service.model import ServedModel
 from perilune.service.passages import citation, joined
+from perilune.service.peak import BUDGET_SHARE, Peak, cut_by_peak
 from perilune.service.planner import Facts, choose, too_long
 from perilune.service.ports import Grammars, Library, Tokenizer
 from perilune.service.predictor import Predictor
@@ -119,6 +120,7 @@ class Parts:
     detect_language: Callable[[str], str | None]
     limits: Limits
     web: WebSearch
+    peak: Peak
     clock: Callable[[], float]
     telemetry: Telemetry
     kv_of: Callable[[str], KVPolicy] = presets.all_full
@@ -201,6 +203,7 @@ class Answer:
             bare = await asyncio.to_thread(parts.composer.compose, [], conversation, "")
         material = await asyncio.to_thread(reader.read, records, bare, conversation, self._room())
         facts = await asyncio.to_thread(self._facts, material, bare, conversation)
+        facts, cut = self._cut(facts)
         plan = choose(facts)
         if plan.predicted_ttft_s > self._deadline_s and self._elsewhere(plan):
             raise BetterElsewhere(plan)
@@ -221,11 +224,13 @@ class Answer:
             ready = _Ready(refined.prompt, material.offered, refined.exact, refined.degradations)
             # Passages may differ for every question, so they don't go to disk; owned they are all the same, so that
             # deleting the file drops them.
-            spec = self._spec(refined.prompt, self._owner(records), 0, self._preset(records, conversation, True))
+            spec = self._spec(
+                refined.prompt, self._owner(records), 0, self._preset(records, conversation, True, bool(cut))
+            )
         else:
             assert material.prompt is not None  # the planner chooses a whole plan only where one was composed
             ready = _Ready(material.prompt, len(material.prompt), len(material.prompt))
-            preset = self._preset(records, conversation, False)
+            preset = self._preset(records, conversation, False, bool(cut))
             spec = self._spec(material.prompt, self._owner(records), material.prompt.context_tokens, preset)
         degradations = (
             *request.notes,
@@ -236,6 +241,7 @@ class Answer:
             *self._language(conversation),
             *parts.model.past_its_length(len(ready.prompt)),
             *self._unthought(),
+            *(cut if plan.kind is PlanKind.REFINED or spec.kv_policy is KVPolicy.TIERED else ()),
         )
         if self._is_doubtful(plan, records):
             degradations = (*degradations, disclosed(self._found))
@@ -394,6 +400,13 @@ class Answer:
             queued=parts.backend.stats().queued_tokens(request.service_class),
         )
 
+    def _cut(self, facts: Facts) -> tuple[Facts, list[Degradation]]:
+        """The facts, with less for the context at the server's peak; and what is said of it."""
+        queued_s = facts.queued * facts.rates.prefill_s_per_token
+        if not self._parts.peak.cuts(self._request.service_class, queued_s):
+            return facts, []
+        return replace(facts, budget_share=BUDGET_SHARE), [cut_by_peak(queued_s)]
+
     # -------------------------------------------------------------------------------------- running
 
     def _owner(self, records: list[FileRecord]) -> str:
@@ -414,8 +427,11 @@ class Answer:
         owners = dict.fromkeys(session_owner(tenant, each) for each in sessions if each is not None)
         return [*owners, *([profile_owner(tenant)] if facts else [])]
 
-    def _preset(self, records: list[FileRecord], conversation: Conversation, refined: bool) -> str:
-        """How decoding reads tiered KV: as asked, as configured, or as fits the documents."""
+    def _preset(self, records: list[FileRecord], conversation: Conversation, refined: bool, cut: bool) -> str:
+        """How decoding reads tiered KV: as asked, with little at the server's peak, as configured, or as fits the
+        documents."""
+        if cut and not self._request.attention_preset:
+            return presets.PEAK
         asked = self._request.attention_preset or self._parts.preset
         if asked != presets.AUTO:
             return asked

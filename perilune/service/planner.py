@@ -29,7 +29,7 @@ class Facts:
     the question); `required` is the prompt with no optional context: instructions, question, template.
     `complete` is false while a document is still being read. `refinable` says that something may be left out
     (documents or older turns); `searched` that what is left out was at least searched. A deadline is met where the
-    prediction holds in `quantile` of cases.
+    prediction holds in `quantile` of cases. Of what a refined context could hold it gets `budget_share`.
     """
 
     policy: ContextPolicy
@@ -48,6 +48,7 @@ class Facts:
     rates: Rates
     reserve_s: float
     quantile: float = 0.9
+    budget_share: float = 1.0
 
     @property
     def fits(self) -> bool:
@@ -95,7 +96,8 @@ def refined_budget(facts: Facts) -> int:
     seconds = facts.deadline_s - facts.reserve_s - facts.elapsed_s - queue_s
     timely = facts.rates.tokens_within(seconds)
     floor = facts.required + MIN_PASSAGE_TOKENS
-    return min(max(timely, floor), facts.window - facts.answer, max(facts.prompt, floor))
+    most = min(timely, facts.window - facts.answer, max(facts.prompt, floor))
+    return min(max(int(most * facts.budget_share), floor), facts.window - facts.answer)
 
 
 def too_long(needed: int, facts: Facts) -> ContextTooLong:

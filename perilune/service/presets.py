@@ -15,6 +15,9 @@ from perilune.kernels.tiers import AttentionPolicy
 AUTO = "auto"
 """Not a preset: choose one."""
 
+PEAK = "peak"
+"""While more waits than the machine can do (`service.peak`): half of the general one's units, no summaries."""
+
 _CONTRACT = re.compile(
     r"\b(agreement|contract|lease|licen[cs]e|terms (and|of)|nda|hereinafter|whereas)\b|合同|协议|甲方|乙方",
     re.IGNORECASE,
@@ -41,6 +44,7 @@ def presets(window_tokens: int, units: int, summary_weight: float) -> Mapping[st
         "contract": make(1024, 64, 0.7),
         "paper": make(2048, 128, 0.3),
         "rag": make(512, 64, 1.0),
+        PEAK: make(window_tokens, max(1, units // 2), 0.0),
     }
 
 

@@ -6,6 +6,7 @@ Other engines (llama.cpp's server, vLLM's on the CPU) are asked under `make soak
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from typing import Any
 import openai
 import pytest
 
+from bench.gateway import Load as Asked
+from bench.gateway import mock_engine
+from bench.open_loop import OpenLoop, Timing
 from bench.server import LlamaServer, PeriluneServer, ServerProcess, VllmServer
 from perilune.service.backends.openai import Address, OpenAIBackend
 from tests.contracts.backend import TOOLS, FormsContract, Ready, arguments_of, call, collect, idle_soon, text_of
@@ -120,16 +124,21 @@ def pair(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterat
 
 
 def _gateway(backends: list[PeriluneServer]) -> dict[str, object]:
+    return _before({server.port: server.model_id() for server in backends}, "pair")
+
+
+def _before(models: dict[int, str], serves: str) -> dict[str, object]:
+    """Settings of a gateway before engines, by their ports, that serve one model."""
     entries = [
         {
             "name": name,
-            "url": f"http://127.0.0.1:{server.port}/v1",
-            "model": server.model_id(),
-            "serves": "pair",
+            "url": f"http://127.0.0.1:{port}/v1",
+            "model": model,
+            "serves": serves,
             "context_tokens": 8192,
             "connect_timeout": 1.0,
         }
-        for name, server in zip(("a", "b"), backends, strict=True)
+        for name, (port, model) in zip("ab", models.items(), strict=True)
     ]
     return {"backends": json.dumps(entries), "model_serving__health_check__timeout": 1.0}
 
@@ -240,3 +249,32 @@ def test_a_backend_that_hangs_is_left_and_taken_up_again(pair: tuple[PeriluneSer
             a.resume()
         _until(lambda: _available(gateway, "a"), 3 * BACK_WITHIN_S)
     assert not load.lost, load.lost
+
+
+PER_S, SECONDS, KILLED_S, IN_TIME_S = 25.0, 18.0, 5.0, 2.0
+
+
+@pytest.mark.timeout(300)
+def test_attainment_is_back_within_ten_seconds_of_a_backend_s_death(tmp_path: Path, smollm2_path: Path) -> None:
+    """Open loop over two engines that compute nothing, so that only the change itself can make anybody late."""
+    with contextlib.ExitStack() as stack:
+        doomed = mock_engine()
+        ports = [doomed.__enter__(), stack.enter_context(mock_engine())]
+        settings: dict[str, object] = {**SETTINGS, "model__path": str(smollm2_path), "memory__embedder": "off"}
+        gateway = PeriluneServer(tmp_path, **settings, **_before(dict.fromkeys(ports, "mock"), "mock"))
+        stack.callback(gateway.kill)
+        gateway.start()
+        timings = asyncio.run(_through_a_death(gateway.port, lambda: doomed.__exit__(None, None, None)))
+    assert all(timing.status == 200 for timing in timings), "a request was lost"
+    late = [number / PER_S for number, timing in enumerate(timings) if timing.total_s > IN_TIME_S]
+    assert len(timings) == PER_S * SECONDS
+    assert not [at for at in late if at >= KILLED_S + BACK_WITHIN_S], "attainment is not back"
+
+
+async def _through_a_death(port: int, kill: Callable[[], object]) -> list[Timing]:
+    """Whole answers, the first second not counted: connections are made then."""
+    asked = Asked("death", PER_S, stream=False)
+    loop = OpenLoop(port, asked.bodies(), {}, asked.mark)
+    await loop.run(PER_S, 1.0)
+    asyncio.get_running_loop().call_later(KILLED_S, kill)
+    return await loop.run(PER_S, SECONDS)

@@ -86,6 +86,36 @@ def test_short_ones_go_first_until_somebody_would_be_late() -> None:
     assert policy.ordered([long, short], 1.0) == [long, short]
 
 
+def test_a_long_prompt_does_not_hold_short_chats_up() -> None:
+    """The fast lane: with and without prompts of 30,000 tokens of the same class beside them."""
+    chance, now_s = random.Random(3), 0.0
+    chats: list[TraceRequest] = []
+    while (now_s := now_s + chance.expovariate(1.0)) < 120.0:
+        chats.append(TraceRequest(now_s, chance.randrange(50, 2000), 4, P0, deadline_s=5.0))
+    long = [TraceRequest(at, 30_000, 4, P0, deadline_s=5.0) for at in (10.0, 40.0, 41.0, 90.0)]
+
+    def p95_s(requests: list[TraceRequest], lane_tokens: int) -> float:
+        policy = DeadlinePolicy(DeadlineSettings(lane_tokens=lane_tokens))
+        outcomes = Simulation(MACHINE, policy).run(sorted(requests, key=lambda each: each.arrival_s))
+        found = sorted(o.ttft_s for o in outcomes if o.ttft_s is not None and o.request.prompt_tokens < 4096)
+        assert len(found) == len(chats)
+        return found[int(0.95 * len(found))]
+
+    alone_s, beside_s, without_s = p95_s(chats, 4096), p95_s([*chats, *long], 4096), p95_s([*chats, *long], 0)
+    assert beside_s <= alone_s + MACHINE.limits.solo_s
+    assert beside_s < without_s
+
+
+def test_what_is_given_up_does_not_look_like_slowness() -> None:
+    """Else a burst that is refused would make everybody after it look late, too, for ever."""
+    burst = [TraceRequest(0.001 * n, 20_000, 4, P1, deadline_s=10.0) for n in range(200)]
+    after = [TraceRequest(30.0 + 2.5 * n, 20_000, 4, P1, deadline_s=10.0) for n in range(40)]
+    policy = DeadlinePolicy(DeadlineSettings(late="refuse"))
+    outcomes = Simulation(MACHINE, policy).run([*burst, *after])
+    assert sum(o.within(10.0) for o in outcomes[: len(burst)]) >= 3
+    assert sum(o.within(10.0) for o in outcomes[len(burst) :]) >= 38
+
+
 @given(st.floats(0, 1e6), st.sampled_from([P1, P2]))
 def test_ageing_never_inverts_classes(now: float, lower: ServiceClass) -> None:
     policy = DeadlinePolicy(DeadlineSettings(patience=1.0))

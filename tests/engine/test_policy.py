@@ -49,6 +49,17 @@ def test_rates_of_other_contexts_are_borrowed_until_measured() -> None:
     assert controller.predict_s(0, 10_000) == pytest.approx(4096 * 0.001 + 5904 * 0.003, rel=0.01)
 
 
+def test_one_step_that_stood_still_is_hardly_believed_and_lasting_slowness_soon() -> None:
+    controller = ChunkController(EngineLimits())
+    for _ in range(20):
+        controller.observe([(4096, 320)], 0, 0.32)
+    controller.observe([(4096, 320)], 0, 60.0)
+    assert controller.prefill_s(4096) < 0.002
+    for _ in range(10):
+        controller.observe([(4096, 320)], 0, 3.2)
+    assert controller.prefill_s(4096) == pytest.approx(0.01, rel=0.1)
+
+
 def test_decode_time_is_taken_off_the_guard() -> None:
     controller = ChunkController(EngineLimits(guard_s=0.15))
     for _ in range(20):

@@ -129,6 +129,7 @@ def test_presets_are_those_of_the_specification() -> None:
     assert figures["paper"] == (2048, 128, 0.3)
     assert figures["general"] == (1024, 64, 1.0)
     assert "rag" in figures
+    assert figures["peak"] == (1024, 32, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,7 @@ class FakeEngine:
         self.hold = threading.Event()
         self.hold.set()
         self.exact_share = 1.0
+        self.queued_tokens = 0  # beside those of its own sequences
         self._waiting: list[_Running] = []
         self._active: dict[str, _Running] = {}
         self._wake = threading.Condition()
@@ -239,7 +240,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         with self._wake:
             waiting = len(self._waiting)
-            queued = sum(len(r.spec.token_ids) for r in self._active.values() if r.spec.service_class == 0)
+            queued = self.queued_tokens + sum(
+                len(r.spec.token_ids) for r in self._active.values() if r.spec.service_class == 0
+            )
             return EngineStats(len(self._active) - waiting, waiting, queued, 0, 0)
 
     # ------------------------------------------------------------------------------- for the tests

@@ -20,6 +20,7 @@ from perilune.core import (
     Message,
     Request,
     SamplingParams,
+    ServiceClass,
     TextDelta,
     TextPart,
 )
@@ -36,6 +37,7 @@ from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, UsageRows
 from perilune.service.model import ServedModel
+from perilune.service.peak import Peak
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, SessionStore
 from perilune.service.predictor import Predictor
@@ -97,6 +99,8 @@ class Bench:
     web: SearXNG | None = None
     service: Service = field(init=False)
     admission: Admission = field(init=False)
+    peak_queue_s: float = 10.0
+    peak_classes: tuple[ServiceClass, ...] = ()
     documents: DocumentService = field(init=False)
     predictor: Predictor = field(init=False)
 
@@ -138,6 +142,7 @@ class Bench:
             detect_language=lambda text: self.language(text),
             limits=Limits(5.0, 30.0, 1.0, self.timeout_s),
             web=WebSearch(self.web, self.documents, sessions),
+            peak=Peak(self.peak_queue_s, self.peak_classes, telemetry),
             clock=time.monotonic,
             telemetry=telemetry,
         )

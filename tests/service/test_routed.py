@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -224,14 +225,24 @@ def _request(whole: bool) -> Any:
     return replace(request("Hi", model="big"), whole=whole)
 
 
-async def test_leaving_stops_the_backend() -> None:
-    async with routed(hanging(STREAM_HEAD, chunk("a"))) as (bench, up):
-        events = bench.service.run(_request(whole=False))
-        async for event in events:
-            if isinstance(event, TextDelta):
-                break
-        await events.aclose()
-        await asyncio.wait_for(up.seen[0].gone.wait(), 1)
+@pytest.mark.parametrize(
+    "said", [(), (STREAM_HEAD,), (STREAM_HEAD, chunk("a"))], ids=["asked", "begun", "answering"]
+)
+async def test_leaving_stops_the_backend_within_50_ms(said: tuple[bytes, ...]) -> None:
+    """From the caller's leaving to the closed connection, in the median of five."""
+    delays = []
+    async with routed(hanging(*said)) as (bench, up):
+        for number in range(5):
+            task = asyncio.create_task(bench.ask("Hi", model="big"))
+            while len(up.seen) <= number:
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
+            begun_s = time.perf_counter()
+            task.cancel()
+            await asyncio.wait_for(up.seen[number].gone.wait(), 1)
+            delays.append(time.perf_counter() - begun_s)
+            await asyncio.wait({task})
+    assert sorted(delays)[2] <= 0.05, delays
 
 
 async def test_usage_that_a_backend_does_not_tell_is_estimated_and_said() -> None:
