@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +72,6 @@ class _Band:
     credit_s: float = 0.0
     urgent: bool = False  # in time only if whoever is due first goes first
     contended: bool = False  # somebody who could be in time alone can't be
-    flooding: frozenset[str] = frozenset()  # a tenant whose requests are most of the work that waits
 
     @property
     def stretch(self) -> float:
@@ -168,11 +167,8 @@ class DeadlinePolicy:
         return first and sequence.prompt_tokens > self._settings.lane_tokens > 0
 
     def _ahead(self, number: int) -> set[str]:
-        """Tenants that wait behind others. Who asks for most of what there is has no lead: the others shall hardly
-        feel it."""
-        band = self._bands[number]
-        ahead = self.service.ahead(number, self._settings.lead * (1 if band.contended else 2))
-        return ahead | (band.flooding & self.service.ahead(number, 0.0))
+        """Tenants that wait behind others."""
+        return self.service.ahead(number, self._settings.lead * (1 if self._bands[number].contended else 2))
 
     def _old(self, sequence: EngineSequence) -> bool:
         patience_s = self._settings.patience * (sequence.due_s - sequence.arrival_s)
@@ -214,7 +210,6 @@ class DeadlinePolicy:
                 possible.append(sequence)
         everybody, _ = self._in_time(possible, band.stretch, before_s)
         band.contended = len(everybody) < len(possible)
-        band.flooding = _flooding(possible)
         ahead = self._ahead(number)
         groups: dict[tuple[bool, bool], list[EngineSequence]] = {}
         for sequence in possible:
@@ -254,12 +249,3 @@ class DeadlinePolicy:
 def _alone_s(sequence: EngineSequence) -> float:
     """When it would have its first token had it been alone since it came."""
     return sequence.arrival_s + sequence.work_s
-
-
-def _flooding(sequences: Sequence[EngineSequence]) -> frozenset[str]:
-    """The tenant of more than half of the work, in several requests, where others have some, too."""
-    work_s: defaultdict[str, list[float]] = defaultdict(list)
-    for sequence in sequences:
-        work_s[sequence.spec.tenant].append(sequence.remaining_s)
-    half_s = sum(map(sum, work_s.values())) / 2
-    return frozenset(t for t, each in work_s.items() if len(work_s) > 1 < len(each) and sum(each) > half_s)
