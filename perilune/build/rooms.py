@@ -168,7 +168,7 @@ def machine_of(rooms: Rooms) -> Machine:
     blocks, spec = loaded.runtime.num_blocks, loaded.runtime.kv_spec
     facts = LoadedFacts(
         parameters=loaded.info.parameters,
-        trained_tokens=loaded.info.max_context_tokens,
+        trained_tokens=max(loaded.info.trained_tokens, loaded.info.max_context_tokens),
         kv_bytes=blocks * spec.block_bytes,
         kv_tokens=blocks * BLOCK_TOKENS,
         kernels=loaded.info.kernels,

@@ -51,7 +51,8 @@ _HASHED_BYTES = 16 * 1024**2  # at a time
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a loaded model is. `languages` are the codes its file names, empty when it names none. `content` names
-    its files however they are run (`content_name`)."""
+    its files however they are run (`content_name`). `max_context_tokens` is what its KV here holds of the
+    `trained_tokens` that it was made for (0: not known)."""
 
     model_id: str
     architecture: str
@@ -63,6 +64,7 @@ class ModelInfo:
     weights_resident: str
     kernels: str
     content: str = ""
+    trained_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ def load_model(
         weights_resident=weights.resident,
         kernels=kernels.describe(),
         content=content,
+        trained_tokens=config.max_context_tokens,
     )
     return LoadedModel(runtime, tokenizer, template, info, grammars)
 

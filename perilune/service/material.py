@@ -136,7 +136,7 @@ class MaterialReader:
             pieces = [self._piece(record) for record in records]
             prompt = self._composer.compose(pieces, conversation, DOCUMENT_INSTRUCTIONS)
             offered = len(prompt)
-        return Material(tuple(records), prompt, offered, required, complete, tuple(_coverage(records)))
+        return Material(tuple(records), prompt, offered, required, complete, tuple(coverage(records)))
 
     def least_prompt(self, conversation: Conversation, bare: Prompt) -> int:
         """Tokens of the instructions and the last question alone."""
@@ -161,7 +161,7 @@ class MaterialReader:
         return self._composer.document_piece(record.filename, ids)
 
 
-def _coverage(records: Sequence[FileRecord]) -> list[Degradation]:
+def coverage(records: Sequence[FileRecord]) -> list[Degradation]:
     """What is said about documents that are still being read."""
     result = []
     for record in records:

@@ -39,7 +39,7 @@ from perilune.core import (
 from perilune.errors import ContextTooLong, InvalidRequest, Overloaded, PeriluneError
 from perilune.service.answer import ANSWER_RESERVE_TOKENS, WHOLE_CITATIONS, Parts
 from perilune.service.backends.protocol import BackendDone, Call
-from perilune.service.material import READ, MaterialReader
+from perilune.service.material import READ, MaterialReader, coverage
 from perilune.service.planner import Facts, choose
 from perilune.service.recall import CANDIDATES, turn_citation
 from perilune.service.routing import Routed, Router, Target, Trace
@@ -182,6 +182,7 @@ class RoutedAnswer:
             *degradations,
             *plan.degradations,
             *prompt.degradations,
+            *coverage(records),
             *self._late_degradations(),
         )
         yield self._completed(plan, whole, prompt, tuple(citations), tuple(dict.fromkeys(said)))

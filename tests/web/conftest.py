@@ -23,6 +23,14 @@ DESK = {"width": 1360, "height": 860}
 PHONE = {"width": 390, "height": 844}
 
 
+LISTEN = """() => {
+  const region = [...document.querySelectorAll('[role=status][aria-live=polite]')].at(-1);
+  window.heard = [];
+  new MutationObserver(() => region.textContent && window.heard.push(region.textContent))
+    .observe(region, {subtree: true, childList: true, characterData: true});
+}"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Closed with the module: Playwright keeps an event loop in this thread, which async tests can't have."""
@@ -81,6 +89,16 @@ class Desk:
     def attach(self, path: Path) -> None:
         self.page.locator("form input[type=file]").first.set_input_files(path)
 
+    def listen(self) -> Callable[[], list[str]]:
+        """From now on, until the page is loaded again: gives what a screen reader is told in passing, in order."""
+        self.page.evaluate(LISTEN)
+
+        def heard() -> list[str]:
+            found: list[str] = self.page.evaluate("window.heard")
+            return found
+
+        return heard
+
     def shot(self, name: str) -> None:
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SHOTS / f"{name}.png")
@@ -105,12 +123,16 @@ def desks(browser: Browser) -> Iterator[Opener]:
     """Opens pages of a server, each in a browser of its own; at the end none may have complained."""
     made: list[tuple[BrowserContext, Desk]] = []
 
-    def open_(url: str, *, stored: dict[str, str] | None = None, start: str = "", **context: Any) -> Desk:
+    def open_(
+        url: str, *, stored: dict[str, str] | None = None, start: str = "", script: str = "", **context: Any
+    ) -> Desk:
         options = {"viewport": DESK, "locale": "en-GB", "accept_downloads": True, **context}
         opened = browser.new_context(**options)
         opened.set_default_timeout(WAIT_MS)
         for name, value in (stored or {}).items():
             opened.add_init_script(f"localStorage.setItem('perilune.{name}', {value!r})")
+        if script:  # runs before the page's own
+            opened.add_init_script(script)
         page = opened.new_page()
         desk = Desk(page, url)
         page.on("pageerror", lambda error: desk.complaints.append(f"uncaught: {error}"))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 _CATEGORIES = ["disabled-by-default-devtools.timeline", "disabled-by-default-devtools.timeline.frame"]
 _TASKS = ("RunTask", "ThreadControllerImpl::RunTask")
@@ -43,16 +43,14 @@ class Trace:
 
 
 @contextlib.contextmanager
-def traced(page: Page) -> Iterator[Trace]:
+def traced(browser: Browser) -> Iterator[Trace]:
     """Filled when the block ends. One at a time: Chromium records the whole browser."""
-    browser = page.context.browser
-    assert browser is not None
     trace = Trace()
-    browser.start_tracing(page=page, categories=_CATEGORIES)
+    browser.start_tracing(categories=_CATEGORIES)
     try:
         yield trace
     finally:
-        _fill(trace, _stopped(browser), page)
+        _fill(trace, _stopped(browser))
 
 
 def _stopped(browser: Browser) -> list[dict[str, Any]]:
@@ -60,7 +58,7 @@ def _stopped(browser: Browser) -> list[dict[str, Any]]:
     return events
 
 
-def _fill(trace: Trace, events: list[dict[str, Any]], page: Page) -> None:
+def _fill(trace: Trace, events: list[dict[str, Any]]) -> None:
     """Of all renderers the one that did most is the page's: others that are open stand still."""
     mains = {
         (each["pid"], each["tid"])
@@ -79,4 +77,4 @@ def _fill(trace: Trace, events: list[dict[str, Any]], page: Page) -> None:
             state = each["args"].get("frame_reporter", {}).get("state")
             trace.shown += state in _SHOWN
             trace.dropped += state == _DROPPED
-    assert trace.tasks_ms, f"Chromium recorded nothing of {page.url}"
+    assert trace.tasks_ms, "Chromium recorded nothing of a page"

@@ -134,7 +134,7 @@ function Details({ report, usage }: { report: Report; usage: Usage | null }) {
                 )}
               </li>
             ))}
-            {memory.summary.length > 0 && <li>{t("card.summary", { n: roughly(memory.summary.length) })}</li>}
+            {memory.summary.length > 0 && <li>{t(memory.summary.length === 1 ? "card.summary.one" : "card.summary", { n: roughly(memory.summary.length) })}</li>}
           </ul>
         </Row>
       )}
