@@ -282,7 +282,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if given.requests:
             figures, runs = soak(side, given.requests)
         else:
-            figures, runs = run(side, *((4.0, 1.0) if given.quick else (15.0, 2.0)))
+            figures, runs = run(side, *((3.0, 1.0) if given.quick else (15.0, 2.0)))
         foreign = CpuClock.now([os.getpid()]).foreign_share(before)
     machine = summarise(Calibration(0.0, 0.0), foreign)
     result = Result("gateway", figures, machine, runs, quick=given.quick)
