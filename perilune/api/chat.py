@@ -67,8 +67,7 @@ class ChatCompletions:
         call = await self._parsed(scope, body)
         meter = AnswerMeter(self._telemetry, self._clock, call.request)
         try:
-            async with self._kept(call):
-                await until_disconnect(receive, self._answered(call, send, meter))
+            await until_disconnect(receive, self._answered(call, send, meter))
         except BaseException as error:
             if not call.resumable:
                 meter.ended(error)
@@ -86,6 +85,10 @@ class ChatCompletions:
             settings=self._settings,
         )
 
+    async def _prepared(self, call: ChatCall) -> ChatCall:
+        """The call as it is answered. It may take a while: a stream shows life meanwhile."""
+        return call
+
     @asynccontextmanager
     async def _kept(self, call: ChatCall) -> AsyncIterator[None]:
         """What lasts as long as an answer is being made."""
@@ -98,38 +101,37 @@ class ChatCompletions:
         """Called when an answer is complete, before its last bytes leave."""
 
     async def _whole(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
+        call = await self._prepared(call)
         answer = self._dialect.whole(call, int(self._now()))
         headers = ignored_header(call.ignored)
-        async with self._in_time(), self._events(call) as events:
-            async for event in events:
-                if isinstance(event, Admitted):
-                    headers += self._dialect.rate_headers(event.rates)
-                    continue
-                meter.see(event)
-                answer.add(event)
-        await self._finished(call, answer)
+        async with self._kept(call):
+            async with self._in_time(), self._events(call) as events:
+                async for event in events:
+                    if isinstance(event, Admitted):
+                        headers += self._dialect.rate_headers(event.rates)
+                        continue
+                    meter.see(event)
+                    answer.add(event)
+            await self._finished(call, answer)
         spent_ms = 1000 * (self._clock() - call.request.arrival_s)
         headers.append((b"openai-processing-ms", str(round(spent_ms)).encode()))
         await send_json(send, 200, answer.body(), headers)
         meter.ended(None)
 
     async def _stream(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:
-        request = call.request
-        answer = self._dialect.streamed(call, int(self._now()))
+        request, headers = call.request, ignored_header(call.ignored)
         if call.resumable:
             key = completion_id(request.request_id)
-            log = self._resumables.start(key, request.tenant, lambda log: self._write(log, call, answer, meter))
-            await self._deliver(log.read(-1), b"", send, request.request_id, ignored_header(call.ignored))
+            log = self._resumables.start(key, request.tenant, lambda log: self._write(log, call, meter))
+            await self._deliver(log.read(-1), send, request.request_id, headers, request.arrival_s)
         else:
-            headers = ignored_header(call.ignored)
-            events = self._encoded(call, answer, meter, headers)
-            meter.ended(await self._deliver(events, answer.opening(), send, request.request_id, headers))
+            events = self._encoded(call, meter, headers)
+            meter.ended(await self._deliver(events, send, request.request_id, headers, request.arrival_s))
 
-    async def _write(self, log: StreamLog, call: ChatCall, answer: Streamed, meter: AnswerMeter) -> None:
+    async def _write(self, log: StreamLog, call: ChatCall, meter: AnswerMeter) -> None:
         """The answer into its log, whoever reads."""
-        log.add(answer.opening(), settled=False)
         try:
-            async with self._in_time(), aclosing(self._encoded(call, answer, meter, [])) as events:
+            async with self._in_time(), aclosing(self._encoded(call, meter, [])) as events:
                 async for encoded, settled in events:
                     log.add(encoded, settled)
         except asyncio.CancelledError as error:
@@ -151,22 +153,24 @@ class ChatCompletions:
             await send_json(send, 200, {"id": key, "object": "chat.completion.deleted", "deleted": True})
             return
         log = self._resumables.find(key, tenant)
-        rest = self._deliver(log.read(starting_after(scope)), b"", send, scope["state"]["request_id"])
+        rest = self._deliver(log.read(starting_after(scope)), send, scope["state"]["request_id"])
         await until_disconnect(receive, ignoring_result(rest))
 
     async def _deliver(
         self,
         events: AsyncGenerator[tuple[bytes, bool]],
-        opening: bytes,
         send: Send,
         request_id: str,
         headers: Headers = (),
+        arrival_s: float | None = None,
     ) -> PeriluneError | None:
-        """Send encoded events; returns the error that ended the stream, if one did.
+        """Send encoded events; returns the error that ended the stream, if one did. `arrival_s`: since when a
+        client has waited.
 
         An error before the response has started is raised, and gets its own status; later it is an event.
         """
-        async with sse.EventStream(send, opening, headers, heartbeat=self._dialect.heartbeat) as out:
+        waited_s = 0.0 if arrival_s is None else self._clock() - arrival_s
+        async with sse.EventStream(send, headers, heartbeat=self._dialect.heartbeat, waited_s=waited_s) as out:
             try:
                 async with self._in_time(), aclosing(events):
                     async for encoded, settled in events:
@@ -190,19 +194,23 @@ class ChatCompletions:
         return None
 
     async def _encoded(
-        self, call: ChatCall, answer: Streamed, meter: AnswerMeter, headers: list[tuple[bytes, bytes]]
+        self, call: ChatCall, meter: AnswerMeter, headers: list[tuple[bytes, bytes]]
     ) -> AsyncGenerator[tuple[bytes, bool]]:
         """Events as bytes, and what the response's head tells as `headers`. A stage may still turn out to be
         impossible; the plan is the first thing that holds."""
-        async with self._events(call) as events:
-            async for event in events:
-                if isinstance(event, Admitted):
-                    headers += self._dialect.rate_headers(event.rates)
-                    continue
-                meter.see(event)
-                if encoded := answer.encode(event):
-                    yield encoded, not isinstance(event, StageStarted)
-        await self._finished(call, answer)
+        call = await self._prepared(call)
+        answer = self._dialect.streamed(call, int(self._now()))
+        yield answer.opening(), False
+        async with self._kept(call):
+            async with self._events(call) as events:
+                async for event in events:
+                    if isinstance(event, Admitted):
+                        headers += self._dialect.rate_headers(event.rates)
+                        continue
+                    meter.see(event)
+                    if encoded := answer.encode(event):
+                        yield encoded, not isinstance(event, StageStarted)
+            await self._finished(call, answer)
         yield answer.end(), True
 
     async def _say_goodbye(self, out: sse.EventStream, request_id: str) -> None:

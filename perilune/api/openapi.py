@@ -1,12 +1,15 @@
 """GET /openapi.json: the description of this API that tools read (OpenAPI 3.1), made of the table of operations.
 
-Knows OpenAPI; the operations are openapi_operations.py's, the bodies' schemas pydantic's of the wire models.
+Knows OpenAPI; the operations and replies are openapi_operations.py's, the bodies' schemas pydantic's of the wire
+models. Of streams the events are described as OpenAPI 3.2 does it, under `x-itemSchema`: few tools read 3.2 yet.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
+from importlib import resources
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import perilune
-from perilune.api.openapi_operations import OPERATIONS, USUAL, Operation, Query
+from perilune.api.openapi_operations import OPERATIONS, SCHEMAS
+from perilune.api.operations.table import USUAL, Operation, Query, Schema, ref, shape
 from perilune.api.wire import json_response
 
 PATH = "/openapi.json"
@@ -62,7 +66,7 @@ def document() -> dict[str, Any]:
         "security": [{"bearer": []}, {"key": []}, {}],
         "paths": paths,
         "components": {
-            "schemas": {**defined.get("$defs", {}), "Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
+            "schemas": {**defined.get("$defs", {}), **SCHEMAS, **_perilune_object(), **_ERRORS},
             "headers": _HEADERS,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
@@ -72,34 +76,21 @@ def document() -> dict[str, Any]:
     }
 
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-        "request_id": {"type": ["string", "null"]},
-    },
+def _perilune_object() -> dict[str, Schema]:
+    """Its own schema, whose parts have names in the document."""
+    text = resources.files("perilune.api").joinpath("perilune-object.schema.json").read_text(encoding="utf-8")
+    found = json.loads(text.replace('"#/$defs/', '"#/components/schemas/PeriluneObject.'))
+    parts = {f"PeriluneObject.{name}": part for name, part in found.pop("$defs").items()}
+    return {"PeriluneObject": {name: found[name] for name in found if not name.startswith("$")}, **parts}
+
+
+_TEXT: Schema = {"type": "string"}
+_PERHAPS_TEXT: Schema = {"type": ["string", "null"]}
+_ERRORS: dict[str, Schema] = {
+    "Error": shape(error=shape(message=_TEXT, type=_TEXT, param=_PERHAPS_TEXT, code=_TEXT)),
+    "AnthropicError": shape(
+        type={"const": "error"}, error=shape(type=_TEXT, message=_TEXT), request_id=_PERHAPS_TEXT
+    ),
 }
 _HEADERS = {
     "x-request-id": {"schema": {"type": "string"}, "description": "The request's id, as the log has it."},
@@ -148,19 +139,26 @@ def _query(query: Query) -> dict[str, Any]:
 
 
 def _responses(each: Operation) -> dict[str, Any]:
-    content = {media: {"schema": schema} for media, schema in each.answers.items()}
-    if each.stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
     usual = ("x-request-id", "request-id")
-    ok = {"description": "Done.", "content": content, "headers": _refs(*usual)}
-    error = "AnthropicError" if "/messages" in each.path else "Error"
-    schema = {"$ref": _REF.format(model=error)}
+    ok = {"description": "Done.", "content": _content(each), "headers": _refs(*usual)}
+    schema = ref("AnthropicError" if "/messages" in each.path else "Error")
     responses: dict[str, Any] = {"200": ok}
     for status in sorted({*USUAL, *each.fails}):
         headers = [*usual, *_of_status(status)]
         shown = {"application/json": {"schema": schema}}
         responses[str(status)] = {"description": _REASONS[status], "content": shown, "headers": _refs(*headers)}
     return responses
+
+
+def _content(each: Operation) -> dict[str, Any]:
+    """Media type -> what a reply of it holds."""
+    found: dict[str, Any] = {media: {"schema": _TEXT} for media in each.texts}
+    if each.answer is not None:
+        found["application/json"] = {"schema": each.answer}
+    for media, items in (("text/event-stream", each.events), ("application/jsonl", each.lines)):
+        if items is not None:
+            found[media] = {"schema": _TEXT, "x-itemSchema": ref(items)}
+    return found
 
 
 def _of_status(status: int) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ background in responses_background.py.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from perilune.api.auth import caller_of, require_writer
 from perilune.api.chat import ChatCompletions, ignoring_result, starting_after
 from perilune.api.counting import CountTokens
 from perilune.api.dialect import Dialect, Parse, Streamed, Whole
+from perilune.api.fields import ignored_header
 from perilune.api.limits import number_of, until_disconnect
 from perilune.api.meter import AnswerMeter
 from perilune.api.responses_answer import StreamedResponse, WholeResponse, error_event
@@ -46,7 +47,9 @@ class CreateResponse(ChatCompletions):
         self.runs = BackgroundRuns(self._service.responses, self._resumables)
 
     async def _parsed(self, scope: Scope, body: bytes) -> ChatCall:
-        call = self._parse(scope, body, await _parse_of(self._service, scope, body))
+        return self._parse(scope, body, await _parse_of(self._service, scope, body))
+
+    async def _prepared(self, call: ChatCall) -> ChatCall:
         assert isinstance(call, ResponseCall)
         return await compact_first(self._service, call)
 
@@ -71,12 +74,26 @@ class CreateResponse(ChatCompletions):
         if not call.background:
             await super()._answered(call, send, meter)
             return
-        request, answer = call.request, StreamedResponse(call, int(self._now()))
-        log = self.runs.start(answer, meter, self._events, self._in_time)
+        headers, request = ignored_header(call.ignored), call.request
         if call.stream:
-            await self._deliver(log.read(-1), b"", send, request.request_id)
+            events = self._told(call, meter)
+            await self._deliver(events, send, request.request_id, headers, request.arrival_s)
         else:
-            await send_json(send, 200, answer.unfinished())
+            answer, _ = await self._begun(call, meter)
+            await send_json(send, 200, answer.unfinished(), headers)
+
+    async def _begun(self, call: ChatCall, meter: AnswerMeter) -> tuple[StreamedResponse, StreamLog]:
+        """An answer in the background, which is kept from now on, and the log of its events."""
+        call = await self._prepared(call)
+        answer = StreamedResponse(call, int(self._now()))
+        async with self._kept(call):
+            return answer, self.runs.start(answer, meter, self._events, self._in_time)
+
+    async def _told(self, call: ChatCall, meter: AnswerMeter) -> AsyncGenerator[tuple[bytes, bool]]:
+        _, log = await self._begun(call, meter)
+        async with aclosing(log.read(-1)) as events:
+            async for event in events:
+                yield event
 
     async def _finished(self, call: ChatCall, answer: Whole | Streamed) -> None:
         assert isinstance(call, ResponseCall)
@@ -103,7 +120,7 @@ class CreateResponse(ChatCompletions):
                 )
             log = StreamLog.of(tenant, kept.events)
         events = log.read(starting_after(scope))
-        rest = self._deliver(events, b"", send, scope["state"]["request_id"])
+        rest = self._deliver(events, send, scope["state"]["request_id"])
         await until_disconnect(receive, ignoring_result(rest))
 
 

@@ -14,11 +14,12 @@ from starlette.types import Send
 
 from perilune.api.wire import Headers
 
-COMMIT_AFTER_S = 0.15
-"""After this the response starts, whatever the service is doing."""
+COMMIT_AFTER_S = 0.1
+"""After this the response starts, whatever the service is doing: half of the promise, because on a busy machine the
+loop itself may be late."""
 
-HEARTBEAT_S = 0.75
-"""Longest silence on a started stream; well under the promised second."""
+HEARTBEAT_S = 0.5
+"""Longest silence on a started stream: half of the promised second, for the same reason."""
 
 MOST_HELD_BYTES = 64 * 1024
 """Of events that wait to be sent together; then the writer waits, so that a slow client slows the answer."""
@@ -46,29 +47,30 @@ def comment(text: str) -> bytes:
 class EventStream:
     """One streamed response. Use as a context manager; then `write`, or `hold` what may still be undone.
 
-    `opening` are the first bytes of the body, `heartbeat` is what is said in silence; `headers`, beside the usual
-    ones, may be a list that grows until it starts. Writes from the heartbeat and from the owner never interleave.
+    `heartbeat` is what is said in silence; `headers`, beside the usual ones, may be a list that grows until it
+    starts. `waited_s`: how long the client has waited before. Writes from the heartbeat and from the owner never
+    interleave.
     """
 
     def __init__(
         self,
         send: Send,
-        opening: bytes,
         headers: Headers = (),
         *,
         heartbeat: bytes = KEEP_ALIVE,
+        waited_s: float = 0.0,
         commit_after_s: float = COMMIT_AFTER_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._send = send
-        self._held = opening
+        self._held = b""
         self._headers = headers
         self._heartbeat = heartbeat
         self._commit_after_s = commit_after_s
         self._heartbeat_s = heartbeat_s
         self._lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
-        self._last_write_s = self._loop.time()
+        self._last_write_s = self._loop.time() - waited_s
         self._ended = False
         self._heart: asyncio.Task[None] | None = None
         self._flusher: asyncio.Task[None] | None = None

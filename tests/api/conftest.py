@@ -29,6 +29,7 @@ from perilune.memory.store import Store
 from perilune.ops.metrics import PrometheusSink
 from perilune.service.archive import Archive
 from perilune.telemetry import Telemetry
+from tests.described import Described
 
 from .fakes import CITATION, MODEL, FakeService
 
@@ -89,8 +90,9 @@ def serve(tmp_path: Path) -> Serve:
             shown = Settings(home=tmp_path, server=settings.server.model_copy(update={"host": "0.0.0.0"}))
         app = create_app(service, shown, telemetry=Telemetry(metrics), metrics=metrics)
         listener: socket.socket = listen("127.0.0.1", 0)
+        described = Described(app)
         config = uvicorn.Config(
-            app,
+            described,
             http=Connection,
             ws="none",
             lifespan="on",
@@ -114,6 +116,7 @@ def serve(tmp_path: Path) -> Serve:
             server.should_exit = True
             await asyncio.wait_for(task, 10)
         await assert_nothing_left(service, metrics)
+        assert not described.faults, "\n".join(described.faults)
 
     return running
 

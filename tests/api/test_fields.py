@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_message_create_params
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
+from perilune.api.completions import WireCompletion
+from perilune.api.embeddings import WireEmbedding
 from perilune.api.fields import IGNORED, IGNORED_HEADER, REFUSED
+from perilune.api.messages_request import WireMessages
+from perilune.api.responses_request import WireResponse
+from perilune.api.schema import WireChat
+from perilune.api.wire import Wire
 
 from .conftest import Serve
 from .fakes import MODEL
@@ -35,6 +46,27 @@ def test_the_docs_show_the_rule() -> None:
         )
         assert f"| {title} | {' | '.join(cells)} |" in text, dialect
     assert REFUSED.keys() == IGNORED.keys() == TITLES.keys()
+
+
+CLIENTS: list[tuple[str, type[Wire], Any]] = [
+    ("chat", WireChat, chat_create_params.CompletionCreateParamsStreaming),
+    ("completions", WireCompletion, completion_create_params.CompletionCreateParamsStreaming),
+    ("embeddings", WireEmbedding, embedding_create_params.EmbeddingCreateParams),
+    ("responses", WireResponse, response_create_params.ResponseCreateParamsStreaming),
+    ("messages", WireMessages, message_create_params.MessageCreateParamsStreaming),
+    ("messages", WireMessages, beta_message_create_params.MessageCreateParamsStreaming),
+    ("messages", WireMessages, message_count_tokens_params.MessageCountTokensParams),
+]
+
+
+@pytest.mark.parametrize(("dialect", "read", "sent"), CLIENTS)
+def test_every_parameter_of_the_official_clients_has_its_rule(dialect: str, read: type[Wire], sent: Any) -> None:
+    """Honoured, refused or ignored: none is left to chance."""
+    ruled = {*read.model_fields, *REFUSED[dialect], *IGNORED[dialect]}
+    assert len(get_type_hints(sent)) > 4
+    assert get_type_hints(sent).keys() <= ruled
+    assert not set(REFUSED[dialect]) & set(IGNORED[dialect])
+    assert not set(read.model_fields) & {*REFUSED[dialect], *IGNORED[dialect]}
 
 
 @pytest.mark.parametrize("dialect", BODIES)

@@ -19,7 +19,7 @@ async def _left_over(turns: int) -> int:
     """How many tasks outlive a stream whose owner is cancelled after so many turns of the loop."""
 
     async def owner() -> None:
-        async with EventStream(_send, b"opening", heartbeat_s=0.01) as out:
+        async with EventStream(_send, heartbeat_s=0.01) as out:
             await out.write(b"first")
             await out.write_soon(b"second")
             await out.end()
@@ -41,7 +41,7 @@ def test_an_owner_cancelled_at_its_end_leaves_no_heartbeat(turns: int) -> None:
 
 def test_a_heartbeat_of_an_ended_stream_lets_the_loop_turn() -> None:
     async def waits_longer_than_a_heartbeat() -> None:
-        async with EventStream(_send, b"", commit_after_s=0.001, heartbeat_s=0.001) as out:
+        async with EventStream(_send, commit_after_s=0.001, heartbeat_s=0.001) as out:
             await out.end()
             await asyncio.sleep(0.02)
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from .conftest import MODEL, Server, new_home, serving
-from .streams import cut_after, events_in, long_prompt, requests_of, timed
+from .streams import FIRST_S, SILENCE_S, Lateness, cut_after, events_in, long_prompt, requests_of, timed
 
 ASK: dict[str, Any] = {"model": MODEL, "input": "Name three rivers.", "temperature": 0, "max_output_tokens": 24}
 
@@ -246,12 +246,14 @@ def said(event: dict[str, Any]) -> str:
 
 
 def test_no_stream_is_silent_while_a_prompt_is_computed(server: Server) -> None:
-    """The promise is 0.2 s and 1 s; a busy machine that tests is given more (`test_soak` holds the promise)."""
-    for number, dialect in enumerate(("chat", "responses", "messages", "completions")):
-        path, body = requests_of(long_prompt(number, 400), 300.0)[dialect]
-        found = timed(server, dialect, path, body)
-        assert found.first_s < 1.5, found
-        assert found.silence_s < 2.5, found
+    """As promised, but for what this machine is late itself; `test_silence` holds the same for eight minutes."""
+    for number, dialect in enumerate(requests_of("", 0.0)):
+        with Lateness() as late:
+            asked = [requests_of(long_prompt(3 * number + turn, 300), 300.0)[dialect] for turn in range(3)]
+            found = [timed(server, dialect, path, body) for path, body in asked]
+        first_s = sorted(each.first_s for each in found)[1]
+        assert first_s < FIRST_S + late.allowed_s, (dialect, found)
+        assert max(each.silence_s for each in found) < SILENCE_S + late.allowed_s, (dialect, found)
     assert "event: ping" in timed(server, *named(requests_of(long_prompt(9, 300), 300.0), "messages")).text
     progress = requests_of(long_prompt(8, 400), 300.0)["chat"][1] | {"return_progress": True}
     text = timed(server, "chat", "/v1/chat/completions", progress).text

@@ -21,7 +21,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from perilune.api.openapi import document
-from perilune.api.openapi_operations import OPERATIONS, Operation
+from perilune.api.openapi_operations import OPERATIONS
+from perilune.api.operations.table import Operation
 from tests.e2e.conftest import MODEL, Server
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
