@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from perilune.api.resume import Resumables, StreamLog
 from perilune.core import ChoiceFinished, Completed, FinishReason, TextDelta, Usage
 from perilune.errors import Conflict, ModelNotFound, NotFound, Overloaded
+from perilune.service.archive import Archive
 from perilune.service.ports import Caller
 
 from .conftest import Serve, Server, eventually
@@ -68,6 +70,49 @@ async def test_a_dropped_stream_is_resumed_without_a_gap(serve: Serve) -> None:
         assert ids(await again.text()) == ids(rest)  # after the end too
         whole = await (await server.http.get(f"/v1/chat/completions/{key}")).text()
         assert words(whole) == "one two three"
+
+
+def events(data: bytes) -> list[bytes]:
+    """The whole events among bytes that may be cut off anywhere, without comments."""
+    return [piece for piece in data.split(b"\n\n")[:-1] if not piece.startswith(b":")]
+
+
+async def cut_everywhere(server: Server, path: str, body: dict[str, Any], place: Callable[[bytes], str]) -> None:
+    """Cut a stream behind each of its bytes and go on where it was cut: nothing is lost, nothing comes twice.
+    What a client has got of an event that was cut is worth nothing: it goes on behind the last whole one."""
+    async with server.http.post(path, json=body) as reply:
+        whole = await reply.read()
+    rests: dict[bytes, list[bytes]] = {}
+    for cut in range(len(whole) + 1):
+        if not (got := events(whole[:cut])):
+            continue
+        last = re.findall(rb"^id: (\d+)$", got[-1], re.MULTILINE)[0]
+        if last not in rests:
+            async with server.http.get(place(whole) + last.decode()) as reply:
+                rests[last] = events(await reply.read())
+        assert got + rests[last] == events(whole), cut
+    assert len(rests) == len(events(whole)) > 5
+
+
+async def test_a_chat_cut_behind_any_byte_goes_on(serve: Serve) -> None:
+    def place(whole: bytes) -> str:
+        key = re.findall(rb'"id":"(chatcmpl-\w+)"', whole)[0].decode()
+        return f"/v1/chat/completions/{key}?starting_after="
+
+    async with serve() as server:
+        for options in ({}, {"include_usage": True, "include_progress": True, "include_obfuscation": True}):
+            body = {**ASK, "n": 2, "stream_options": {"resumable": True, **options}}
+            await cut_everywhere(server, "/v1/chat/completions", body, place)
+
+
+async def test_a_response_cut_behind_any_byte_goes_on(serve: Serve, archive: Archive) -> None:
+    def place(whole: bytes) -> str:
+        key = re.findall(rb'"id":"(resp_\w+)"', whole)[0].decode()
+        return f"/v1/responses/{key}?stream=true&starting_after="
+
+    async with serve(FakeService(responses=archive)) as server:
+        body = {"model": MODEL, "input": "why?", "stream": True, "background": True}
+        await cut_everywhere(server, "/v1/responses", body, place)
 
 
 async def test_the_openai_client_reads_numbered_events(serve: Serve) -> None:
