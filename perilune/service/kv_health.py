@@ -96,7 +96,8 @@ def as_json(health: EngineHealth, settings: Settings, steps: Sequence[StepFigure
         "answers": {"known": len(health.answers), "cut": sum(answer.cut for answer in health.answers)},
         "findings": [asdict(finding) for finding in diagnose(health, settings)],
     }
-    told["kv"]["warm_compression_ratio"] = told["kv"].pop("warm_compression") if health.tiers is not None else None
+    ratio = told["kv"].pop("warm_compression")
+    told["kv"]["warm_compression_ratio"] = ratio if health.tiers is not None else None
     told["kv"]["bf16_over_warm"] = _bf16_over_warm(use) if health.tiers is not None else None
     if attention is not None:
         shares = {f"{part}_share": attention.share(part) for part in PARTS}

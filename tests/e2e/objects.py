@@ -67,6 +67,7 @@ def one_of_each(who: Tenant) -> dict[str, str]:
     begun = {"filename": "b.txt", "bytes": len(TEXT), "mime_type": "text/plain", "purpose": "user_data"}
     return {
         "file_id": file_id,
+        "batch_file_id": batch_file,
         "page": "1",
         "upload_id": who.made("/v1/uploads", begun)["id"],
         "batch_id": who.made(

@@ -40,8 +40,6 @@ NEW: dict[tuple[str, str], Any] = {
 """Bodies of operations that need no object."""
 
 QUERIES = {"/v1/memory/summary": "?session=trip"}
-ENDS = ("cancel", "DELETE")
-"""What comes last: the others work on what it takes away."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +90,8 @@ IN_BODIES: dict[str, tuple[str, str, Any]] = {
 def test_another_tenants_object_in_a_body_is_none_either(guarded: Server, hers: dict[str, str], what: str) -> None:
     path, field, part = IN_BODIES[what]
     asked = RESPONSE if field == "input" else CHAT
-    _alike(guarded, hers, path, {**asked, field: [{"role": "user", "content": [part]}]})
+    text = {"type": "input_text" if field == "input" else "text", "text": QUESTION}
+    _alike(guarded, hers, path, {**asked, field: [{"role": "user", "content": [part, text]}]})
 
 
 @pytest.mark.parametrize(
@@ -167,12 +166,13 @@ def test_every_reply_is_as_the_document_says(alice: Tenant, hers: dict[str, str]
     assert not told, "\n".join(told)
 
 
-def _is_end(operation: Operation) -> int:
-    if operation.path == "/v1/memory" and operation.method == "DELETE":
-        return 3
-    if operation.method == "DELETE":
-        return 2 if "{" in operation.path else 3
-    return int(operation.path.endswith("/cancel"))
+def _is_end(operation: Operation) -> tuple[int, int, int]:
+    """What takes something away comes last, and what is within another, or of it, before that."""
+    if operation.method != "DELETE":
+        return int(operation.path.endswith("/cancel")), 0, 0
+    if "{" not in operation.path:
+        return 3, 0, 0
+    return 2, 0 if "feedback" in operation.path else 1, -operation.path.count("/")
 
 
 def _good(operation: Operation) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ def _good(operation: Operation) -> tuple[int, ...]:
 def _body(operation: Operation, ids: dict[str, str]) -> Any:
     made = {
         ("POST", "/v1/batches"): {
-            "input_file_id": ids["file_id"],
+            "input_file_id": ids["batch_file_id"],
             "endpoint": "/v1/chat/completions",
             "completion_window": "24h",
         },
