@@ -300,8 +300,9 @@ class MemorySettings(Block):
     )
     abstain: Literal["off", "say", "refuse"] = Field(
         "off",
-        description="Where a search over documents finds nothing it trusts: say so before the answer, refuse (say "
-        "only that), or off. The search can't read: it misses most near misses, and doubts 5 % of good questions.",
+        description="Where a search over documents, or over turns for a question that asks back, finds nothing it "
+        "trusts: say so before the answer, refuse (say only that), or off. The search can't read: it misses most "
+        "near misses, and doubts 5 % of good questions.",
     )
     local_only: tuple[str, ...] = Field(
         (),

@@ -19,6 +19,7 @@ LOCOMO = "locomo_dev6.json"
 CMRC = "cmrc2018_trial.json"
 LIFEBENCH = ("lifebench_zh_user1", "lifebench_zh_user2")
 _KINDS = ("agent_chat", "calendar", "call", "note", "photo", "push", "sms")
+_ADVERSARIAL = 5  # LoCoMo's category: what one did is asked of the other
 _NOT_TEXT = frozenset(
     (
         *("event_id", "phone_id", "type", "datetime", "datetime_end", "start_time", "end_time", "date"),
@@ -41,9 +42,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Question:
+    """`answerable` is false where the text that `evidence` names is only about something like it."""
+
     text: str
     evidence: tuple[str, ...]
     asked: datetime | None = None
+    answerable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ def locomo(folder: Path) -> Iterator[Corpus]:
         asked = datetime.fromtimestamp(last + 86_400, UTC)
         known = {item.key for item in items}
         questions = [
-            Question(qa["question"], evidence, asked)
+            Question(qa["question"], evidence, asked, qa.get("category") != _ADVERSARIAL)
             for qa in record["qa"]
             if (evidence := _known(re.findall(r"D\d+:\d+", " ".join(qa.get("evidence", []))), known))
         ]

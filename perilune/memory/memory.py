@@ -33,6 +33,7 @@ from perilune.memory.indexer import Indexer, IndexState
 from perilune.memory.keys import validate_tenant
 from perilune.memory.locality import Locality, set_local_only
 from perilune.memory.postings import term_hash
+from perilune.memory.resident import Resident
 from perilune.memory.retrieve import Found, Retriever
 from perilune.memory.schema import ENTRIES
 from perilune.memory.scope import Scope
@@ -74,6 +75,7 @@ class Memory:
         synonyms: Synonyms | None = None,
         indexer: Indexer | None = None,
         locality: Locality | None = None,
+        resident: Resident | None = None,
     ) -> None:
         self._store = store
         self.locality = locality or Locality(store)
@@ -83,8 +85,15 @@ class Memory:
         self._indexer = indexer or Indexer(store, index, embedder, locality=self.locality)
         self.summaries = Summaries(store)
         self._summariser = Summariser(self.summaries)
-        suspect = self._indexer.suspect
-        self.retriever = Retriever(store, index, embedder, synonyms, index_failed=suspect, locality=self.locality)
+        self.retriever = Retriever(
+            store,
+            index,
+            embedder,
+            synonyms,
+            index_failed=self._indexer.suspect,
+            locality=self.locality,
+            resident=resident,
+        )
 
     @classmethod
     def open(cls, store: Store, home: Path, settings: MemorySettings) -> Memory:
@@ -103,7 +112,8 @@ class Memory:
             folder = home / INDEX_FOLDER
             index, elsewhere = LanceIndex(folder, model, width), partial(upkeep.run, folder, model, width)
         indexer = Indexer(store, index, embedder, elsewhere, locality=locality)
-        return cls(store, index, embedder, synonyms, indexer, locality)
+        resident = None if settings.index else Resident(store, model, width if embedder else 0)
+        return cls(store, index, embedder, synonyms, indexer, locality, resident)
 
     def start(self) -> None:
         """Take up what is undone. Returns at once."""

@@ -31,6 +31,7 @@ from perilune.memory.language import detect
 from perilune.memory.locality import Locality
 from perilune.memory.postings import term_hash
 from perilune.memory.rank import WEIGHTS, Numbers, Signs, fuse, order_of
+from perilune.memory.resident import Resident
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 from perilune.memory.synonyms import Synonyms
@@ -51,6 +52,7 @@ LOW_CONFIDENCE = 0.25
 MAX_SCAN = 5_000
 """Low confidence leads to a scan up to this many entries in scope; beyond, it would cost more than it is worth."""
 
+Proposer = VectorIndex | Resident
 Proposals = list[Future[list[int]]]
 """Searches of one arm that run."""
 
@@ -116,7 +118,8 @@ class _Question:
 
 
 class Retriever:
-    """Thread-safe. Without `index` a search reads all entries in scope; without `embedder`, words alone count."""
+    """Thread-safe. Without `index` a search reads all entries in scope; without `embedder`, words alone count.
+    `resident` proposes instead of the index whenever it is ready."""
 
     def __init__(
         self,
@@ -127,9 +130,11 @@ class Retriever:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         index_failed: Callable[[], None] = lambda: None,
         locality: Locality | None = None,
+        resident: Resident | None = None,
     ) -> None:
         self._store = store
         self._index = index
+        self._resident = resident
         self._embedder = embedder
         self._synonyms = synonyms or Synonyms.none()
         self.gatherer = Gatherer(store, embedder, self._synonyms, locality)
@@ -141,6 +146,8 @@ class Retriever:
 
     def close(self) -> None:
         self._pool.shutdown()
+        if self._resident is not None:
+            self._resident.close()
 
     def search(self, query: str, scope: Scope, limit: int, now: datetime | None = None) -> Found:
         """The best `limit` entries in scope. `now` is when the question was asked (default: the clock)."""
@@ -163,9 +170,10 @@ class Retriever:
             spans(query, now),
             *_own(terms, known),
         )
-        words = self._ask_words(question, scope)  # runs while the question is embedded
+        proposer = self._proposer(scope.tenant, known.entries)
+        words = self._ask_words(proposer, question, scope)  # runs while the question is embedded
         question = replace(question, vector=self._vector(embedding, missing))
-        pool, scanned = self._candidates(question, scope, words, missing), False
+        pool, scanned = self._candidates(proposer, question, scope, words, missing), False
         if pool is None:
             pool, scanned = self._scan(question, scope), True
         ranked = self._rank(pool, question, limit)
@@ -211,23 +219,27 @@ class Retriever:
 
     # ----------------------------------------------------------------------------------------------- candidates
 
-    def _ask_words(self, question: _Question, scope: Scope) -> Proposals:
+    def _proposer(self, tenant: str, total: int) -> Proposer | None:
+        """Who is asked for candidates; the tenant has `total` entries."""
+        return self._resident if self._resident and self._resident.ready(tenant, total) else self._index
+
+    def _ask_words(self, proposer: Proposer | None, question: _Question, scope: Scope) -> Proposals:
         """Begin the word arm's searches."""
-        if self._index is None or not question.weights:
+        if proposer is None or not question.weights:
             return []
         rarest = sorted(question.weights.items(), key=lambda item: -item[1])[:MAX_INDEX_TERMS]
         asked = Terms(dict(rarest), question.mean_length)
-        return [self._pool.submit(self._index.words, asked, CANDIDATES, each) for each in _scopes(question, scope)]
+        return [self._pool.submit(proposer.words, asked, CANDIDATES, each) for each in _scopes(question, scope)]
 
     def _candidates(
-        self, question: _Question, scope: Scope, words: Proposals, missing: list[str]
+        self, proposer: Proposer | None, question: _Question, scope: Scope, words: Proposals, missing: list[str]
     ) -> list[Entry] | None:
-        """What the index proposes, with both neighbours; None where it can't be asked."""
-        if self._index is None:
+        """What is proposed, with both neighbours; None where nobody can be asked."""
+        if proposer is None:
             return None
         near: Proposals = []
         if question.vector is not None:
-            vector, nearest = question.vector, self._index.nearest
+            vector, nearest = question.vector, proposer.nearest
             near = [self._pool.submit(nearest, vector, CANDIDATES, each) for each in _scopes(question, scope)]
         proposed, found = set[int](), dict[int, Entry]()
         try:

@@ -42,7 +42,7 @@ from perilune.core import (
 from perilune.errors import PeriluneError
 from perilune.memory.session_ids import profile_owner, session_owner, tenant_owner
 from perilune.service import background, languages, presets
-from perilune.service.abstain import Abstain, disclosed, sentence
+from perilune.service.abstain import Abstain, asks_back, disclosed, not_said, sentence
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer, Conversation, Prompt
 from perilune.service.documents import DocumentService, joint_owner
@@ -243,8 +243,8 @@ class Answer:
             *self._unthought(),
             *(cut if plan.kind is PlanKind.REFINED or spec.kv_policy is KVPolicy.TIERED else ()),
         )
-        if self._is_doubtful(plan, records):
-            degradations = (*degradations, disclosed(self._found))
+        if self._is_doubtful(plan, records, conversation):
+            degradations = (*degradations, disclosed(self._found, "documents" if records else "earlier turns"))
         degradations = tuple(dict.fromkeys(degradations))
         async with aclosing(self._spoken(plan, spec, ready, degradations, records, conversation)) as events:
             async for event in events:
@@ -263,7 +263,7 @@ class Answer:
     ) -> AsyncGenerator[Event, None]:
         """What the model says, behind or instead of what is said where the documents don't contain it."""
         parts, request = self._parts, self._request
-        doubt = self._doubt(records, conversation) if self._is_doubtful(plan, records) else ""
+        doubt = self._doubt(records, conversation) if self._is_doubtful(plan, records, conversation) else ""
         for choice in range(request.n if doubt else 0):
             yield TextDelta(choice, doubt)
         if doubt and parts.abstain is Abstain.REFUSE:
@@ -276,12 +276,21 @@ class Answer:
             async for event in events:
                 yield event
 
-    def _is_doubtful(self, plan: Plan, records: Sequence[FileRecord]) -> bool:
-        """Whether the documents don't contain what was asked, as far as the search can tell. Not where all of them
-        was read; nor of turns, which are an addition: who asks for a poem isn't told that no turn holds one."""
-        if plan.kind is not PlanKind.REFINED or not records or self._parts.abstain is Abstain.OFF:
+    def _is_doubtful(self, plan: Plan, records: Sequence[FileRecord], conversation: Conversation) -> bool:
+        """Whether the sources don't contain what was asked, as far as the search can tell. Not where all of them
+        was read.
+
+        Turns are an addition: who asks for a poem isn't told that no turn holds one. So of a request without
+        documents this is said only where it asks back, where the model doesn't read the whole conversation anyway,
+        and where nothing stands in the prompt that no turn holds: facts that were written by hand."""
+        if self._found is None or not self._found.doubtful or self._parts.abstain is Abstain.OFF:
             return False
-        return self._found is not None and self._found.doubtful
+        if records:
+            return plan.kind is PlanKind.REFINED
+        if conversation.has_history and plan.kind is not PlanKind.REFINED:
+            return False
+        by_hand = any(fact.session_id is None for fact in self._background.facts)
+        return bool(self._request.recall) and not by_hand and asks_back(conversation.question)
 
     def _doubt(self, records: Sequence[FileRecord], conversation: Conversation) -> str:
         """What the answer begins with then; nothing where it has a given form or may be a call."""
@@ -289,7 +298,9 @@ class Answer:
         if request.sampling.grammar or request.tools.offered:
             return ""
         end = "" if parts.abstain is Abstain.REFUSE else "\n\n"
-        return sentence(parts.detect_language(conversation.question), records) + end
+        language = parts.detect_language(conversation.question)
+        said = sentence(language, records) if records else not_said(language, len(request.recall))
+        return said + end
 
     # ------------------------------------------------------------------------------------- recall
 

@@ -29,12 +29,18 @@ from perilune.core import (
     SummarySentence,
     Times,
 )
-from perilune.errors import InvalidRequest, KeptHere, NotFound, PeriluneError
+from perilune.errors import InvalidRequest, KeptHere, NotFound, Overloaded, PeriluneError
 from perilune.memory.session_ids import profile_owner, session_owner, tenant_owner
 from perilune.service.ports import SessionStore
 from perilune.telemetry import Telemetry
 
 USER, ASSISTANT = "user", "assistant"
+RETRY_S = 5.0
+"""Between two tries to store what a full disk refused."""
+
+MAX_WAITING = 1_000
+"""Questions with their answers that wait for room, of one session; the oldest go first."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +55,16 @@ class Visit:
     ended: bool = False
     local_only: bool = False
     lost: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """What is to be stored: (speaker, text, seconds since the epoch) of each turn."""
+
+    visit: Visit
+    said: list[tuple[str, str, float]]
+    learn: bool
+    answered: KeptAnswer | None
 
 
 class SessionService:
@@ -69,11 +85,19 @@ class SessionService:
         self._telemetry = telemetry
         self._now = now
         self._writing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._waiting: dict[tuple[str, str], list[_Exchange]] = {}  # for room on the disk
+        self._trying: asyncio.Task[None] | None = None
         self._visits: weakref.WeakSet[Visit] = weakref.WeakSet()
 
     async def close(self) -> None:
-        """Wait until everything that was said is stored."""
+        """Wait until everything that was said is stored; what waits for room on the disk is tried once more."""
+        if self._trying is not None:
+            self._trying.cancel()
+        for key in list(self._waiting):
+            self._write(key, [])
         await asyncio.gather(*self._writing.values())
+        for waiting in self._waiting.values():
+            self._lost(len(waiting), "the disk is full")
 
     # ------------------------------------------------------------------------------------- for an answer
 
@@ -98,12 +122,9 @@ class SessionService:
     ) -> None:
         """Store a question and its answer in the background, behind what is still being stored of the session;
         `learn` facts about the user from the question. `answered` says how the answer came about."""
-        key = (visit.tenant, visit.session_id)
         said = [(USER, question, visit.asked_at), (ASSISTANT, answer, self._now())]
         said = [turn for turn in said if turn[1].strip()]
-        task = asyncio.create_task(self._add(visit, said, learn, answered, self._writing.get(key)), name="remember")
-        self._writing[key] = task
-        task.add_done_callback(lambda done: self._written(key, done))
+        self._write((visit.tenant, visit.session_id), [_Exchange(visit, said, learn, answered)])
 
     async def recall(
         self, tenant: str, session_ids: Sequence[str], own: str | None, query: str, limit: int
@@ -278,28 +299,53 @@ class SessionService:
             raise InvalidRequest("No sessions are kept here.", hint="Start `perilune serve`.", param="session")
         return self._kept
 
-    async def _add(
-        self,
-        visit: Visit,
-        said: list[tuple[str, str, float]],
-        learn: bool,
-        answered: KeptAnswer | None,
-        earlier: asyncio.Task[None] | None,
-    ) -> None:
+    def _write(self, key: tuple[str, str], said: list[_Exchange]) -> None:
+        """Begin to store what waits for a session and then this, behind what is being stored."""
+        task = asyncio.create_task(self._add(key, said, self._writing.get(key)), name="remember")
+        self._writing[key] = task
+        task.add_done_callback(lambda done: self._written(key, done))
+
+    async def _add(self, key: tuple[str, str], said: list[_Exchange], earlier: asyncio.Task[None] | None) -> None:
         if earlier is not None:
             await asyncio.wait([earlier])
-        if visit.ended:
-            return
-        try:
-            await asyncio.to_thread(
-                self._store().add, visit.tenant, visit.session_id, said, learn, visit.local_only, answered
-            )
-        except PeriluneError as error:
-            self._telemetry.count("turns_lost")
-            _log.warning("a session's turns could not be stored: %s", error.message)
-        except Exception:
-            self._telemetry.count("turns_lost")
-            _log.exception("a session's turns could not be stored")
+        left = [*self._waiting.pop(key, []), *said]
+        while left:
+            each, visit = left[0], left[0].visit
+            try:
+                if not visit.ended:
+                    await asyncio.to_thread(
+                        self._store().add, *key, each.said, each.learn, visit.local_only, each.answered
+                    )
+            except Overloaded as error:
+                self._keep(key, left, error)
+                return
+            except PeriluneError as error:
+                self._lost(1, error.message)
+            except Exception:
+                self._telemetry.count("turns_lost")
+                _log.exception("a session's turns could not be stored")
+            left = left[1:]
+
+    def _keep(self, key: tuple[str, str], left: list[_Exchange], error: Overloaded) -> None:
+        """Hold what the full disk refused, up to a bound, and try again until it is stored."""
+        if not self._waiting:
+            _log.warning("turns of sessions wait to be stored: %s", error.message)
+        self._waiting[key] = left[-MAX_WAITING:]
+        self._lost(len(left) - len(self._waiting[key]), error.message)
+        if self._trying is None or self._trying.done():
+            self._trying = asyncio.create_task(self._try_again(), name="remember again")
+
+    async def _try_again(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(RETRY_S)
+            for key in list(self._waiting):
+                self._write(key, [])
+            await asyncio.gather(*self._writing.values())
+
+    def _lost(self, count: int, why: str) -> None:
+        if count:
+            self._telemetry.count("turns_lost", count)
+            _log.warning("a session's turns could not be stored: %s", why)
 
     def _written(self, key: tuple[str, str], done: asyncio.Task[None]) -> None:
         if self._writing.get(key) is done:

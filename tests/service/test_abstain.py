@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from perilune.core import ChoiceFinished, Completed, ContextPolicy, SearchResult
-from perilune.service.abstain import CODE, Abstain
+from perilune.memory.memory import Memory, Turn
+from perilune.memory.sessions import Sessions
+from perilune.memory.store import Store
+from perilune.memory.vectors.lance import LanceIndex
+from perilune.service.abstain import CODE, Abstain, asks_back
+from perilune.service.ports import SessionStore
 from tests.service.fakes import MemoryLibrary
 from tests.service.harness import running, text_of
 
@@ -71,3 +78,98 @@ async def test_when_nothing_is_said(abstain: Abstain, policy: ContextPolicy, dou
     assert "sources don't" not in text
     assert ran == 1
     assert CODE not in [item.code for item in done.report.degradations]
+
+
+class Unsure:
+    """Sessions that find turns and trust none of them."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sessions, name)
+
+    def search(self, *given: Any) -> SearchResult:
+        return replace(self._sessions.search(*given), confidence=0.05, doubtful=True)
+
+
+async def _recalled(
+    tmp_path: Path, question: str, abstain: Abstain, language: str = "en", history: tuple[tuple[str, str], ...] = ()
+) -> tuple[str, Completed, int]:
+    """The same of a question whose session was searched, without documents."""
+    store = Store(tmp_path)
+    memory = Memory(store, LanceIndex(tmp_path / "index", "none", 1), None)
+    memory.add_turns("local", "s", [Turn("user", "The red dog barks.", 1.0)])
+    kept = cast(SessionStore, Unsure(Sessions(store, memory)))
+    async with running(kept=kept, language=lambda text: language) as bench:
+        bench.service._parts = replace(bench.service._parts, abstain=abstain)
+        events = await bench.ask(question, session="s", history=history)
+        done = next(event for event in events if isinstance(event, Completed))
+        ran = len(bench.engine.specs)
+    memory.close()
+    store.close()
+    return text_of(events), done, ran
+
+
+@pytest.mark.parametrize(
+    ("question", "language", "words"),
+    [
+        ("What is my locker number?", "en", "No earlier turn contains this"),
+        ("我的储物柜是几号？", "zh", "之前的对话里没有提到过"),
+    ],
+)
+async def test_a_conversation_that_lacks_it_says_so(
+    tmp_path: Path, question: str, language: str, words: str
+) -> None:
+    text, done, ran = await _recalled(tmp_path, question, Abstain.SAY, language)
+    assert text.startswith(words)
+    assert text.split("\n\n", 1)[1]
+    assert ran == 1
+    assert CODE in [item.code for item in done.report.degradations]
+
+
+async def test_of_a_conversation_it_can_be_the_whole_answer(tmp_path: Path) -> None:
+    text, _, ran = await _recalled(tmp_path, "Did I tell you where the boat lies?", Abstain.REFUSE)
+    assert text.endswith("Searched: one conversation.")
+    assert ran == 0
+
+
+@pytest.mark.parametrize(
+    ("question", "abstain", "history"),
+    [
+        ("Write a poem about my dog.", Abstain.SAY, ()),
+        ("What is my locker number?", Abstain.OFF, ()),
+        ("What is my locker number?", Abstain.SAY, (("user", "My locker is 7."), ("assistant", "Noted."))),
+    ],
+)
+async def test_when_nothing_is_said_of_a_conversation(
+    tmp_path: Path, question: str, abstain: Abstain, history: tuple[tuple[str, str], ...]
+) -> None:
+    text, done, ran = await _recalled(tmp_path, question, abstain, history=history)
+    assert "earlier turn" not in text
+    assert ran == 1
+    assert CODE not in [item.code for item in done.report.degradations]
+
+
+@pytest.mark.parametrize(
+    ("question", "back"),
+    [
+        ("Do you remember where I left the key?", True),
+        ("Where does my sister live?", True),
+        ("When did we agree to meet?", True),
+        ("How many rooms does our house have?", True),
+        ("我上次跟你说过的那家店叫什么？", True),
+        ("还记得我的航班号吗？", True),
+        ("我妹妹住在哪个城市？", True),
+        ("What should I cook tonight?", False),
+        ("How do I remove a stain from my shirt?", False),
+        ("What do I need for a pancake?", False),
+        ("Who wrote Faust?", False),
+        ("Summarise this for my boss: sales rose.", False),
+        ("我该怎么做红烧肉？", False),
+        ("写一首关于大海的诗。", False),
+        ("浮士德是谁写的？", False),
+    ],
+)
+def test_who_asks_back(question: str, back: bool) -> None:
+    assert asks_back(question) is back

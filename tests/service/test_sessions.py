@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from perilune.core import Citation, CitationAdded, Completed, Event, SessionTurn, TurnCitation
-from perilune.errors import NotFound
+from perilune.errors import NotFound, Overloaded
 from perilune.memory import audit
 from perilune.memory.indexer import Indexer
 from perilune.memory.memory import Memory
@@ -103,6 +104,34 @@ async def test_what_the_client_sends_itself_is_not_recalled(kept: Kept) -> None:
     events = await kept.bench.ask(ASKED, session="trip", history=(("user", FACT), ("assistant", "The answer.")))
     assert citations(events) == []
     assert kept.prompt().count(FACT) == 1
+
+
+async def test_what_a_full_disk_refuses_is_stored_once_there_is_room(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perilune.service.sessions.RETRY_S", 0.05)
+    has_room, add = asyncio.Event(), kept.sessions.add
+
+    def refuse(*given: Any) -> int:
+        if not has_room.is_set():
+            raise Overloaded("The database's disk is full; nothing was stored.", hint="Free some.")
+        return add(*given)
+
+    monkeypatch.setattr(kept.sessions, "add", refuse)
+    for said in ("First.", "Second."):
+        await kept.bench.ask(said, session="trip", recall=())
+    await kept.bench.ask("Not this.", session="gone", recall=())
+    await kept.bench.service.conversations.sessions("local", 10)  # reading doesn't wait for room
+    assert kept.told("trip") == []
+    await kept.bench.service.conversations.delete("local", "gone")
+    has_room.set()
+    await kept.bench.ask("Third.", session="trip", recall=())
+    async with asyncio.timeout(10):
+        while len(kept.told("trip")) < 6:
+            await asyncio.sleep(0.01)
+    assert [text for _, speaker, text in kept.told("trip") if speaker == "user"] == ["First.", "Second.", "Third."]
+    with pytest.raises(NotFound):
+        kept.told("gone")
 
 
 async def test_scopes(kept: Kept) -> None:

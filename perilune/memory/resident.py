@@ -1,0 +1,393 @@
+"""What both arms of the index know, in memory: proposes entries in milliseconds where there aren't too many.
+
+Knows SQL and arithmetic, no files and no LanceDB. Filled from SQL, in the background at first; every search
+compares its counts with SQL's and reads what is new, so that other processes' writes are seen and what was
+deleted is let go. As with any index its proposals are scored again from SQL. Until it is filled, and above
+`MAX_ENTRIES`, it isn't `ready`, and the index is asked.
+
+Rows lie in segments, which are joined as they grow. Words: postings by term, scored by BM25. Meaning: vectors less
+their mean, a bit for each number's sign; the rows of fewest differing bits are scored by bytes (int8).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from perilune.memory import scoring
+from perilune.memory.entries import HALF
+from perilune.memory.schema import ENTRIES, VECTORS
+from perilune.memory.scope import Scope
+from perilune.memory.store import Store
+from perilune.memory.vectors.protocol import Terms, Vector
+
+MAX_ENTRIES = 250_000
+"""Of all tenants. 100,000 entries of 40 terms take about 75 MB."""
+
+CLOSE_ROWS = 2_048
+"""Rows of fewest differing bits that are scored by bytes; where no more are in scope, all are."""
+
+VECTORS_EVERY_S = 0.25
+"""Vectors come after their entries; at most so often is it asked which have come."""
+
+LET_GO_EVERY_S = 1.0
+"""At most so often everything is held against SQL; what is deleted isn't found meanwhile, it only takes a place."""
+
+_READ = 4_000
+_RECENTRE = 8
+_MAX_WAITING = 900
+_MERGE_AT = 8  # segments; then the smaller ones become one
+_COLUMNS = ("id", "tenant", "source_id", "number", "page", "at", "speaker", "entities", "terms", "length")
+
+Bits = npt.NDArray[np.uint64]
+Bytes8 = npt.NDArray[np.int8]
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float32]
+
+
+class Codes:
+    """Small numbers for strings, the same for every segment."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, int] = {}
+
+    def of(self, values: Iterable[str | None]) -> npt.NDArray[np.int32]:
+        known = self._known
+        return np.array([known.setdefault(value, len(known)) for value in values], np.int32)
+
+    def found(self, values: Iterable[str]) -> Mask:
+        """Which codes stand for one of these."""
+        wanted = np.zeros(len(self._known), bool)
+        wanted[[self._known[value] for value in values if value in self._known]] = True
+        return wanted
+
+
+@dataclass(slots=True)
+class Segment:
+    """Rows in order of their ids. `begin[t]` to `begin[t + 1]` are the postings of `terms[t]`: rows and counts.
+    `bits` and `bytes8` (with `scale`) are of vectors less the mean, where `has`."""
+
+    ids: Ints
+    tenants: npt.NDArray[np.int32]
+    sources: npt.NDArray[np.int32]
+    speakers: npt.NDArray[np.int32]
+    numbers: Ints
+    pages: Floats  # NaN: none
+    times: npt.NDArray[np.float64]  # NaN: unknown
+    names: list[str]
+    lengths: Floats
+    terms: npt.NDArray[np.uint64]
+    begin: Ints
+    rows: npt.NDArray[np.int32]
+    counts: npt.NDArray[np.uint16]
+    has: Mask
+    bits: Bits
+    bytes8: Bytes8
+    scale: Floats
+
+    def inside(self, scope: Scope, tenants: Codes, sources: Codes, speakers: Codes) -> Mask:
+        """Which rows are in scope."""
+        mask: Mask = tenants.found([scope.tenant])[self.tenants]
+        if scope.sources is not None:
+            mask &= sources.found(scope.sources)[self.sources]
+        if scope.speakers:
+            mask &= speakers.found(scope.speakers)[self.speakers]
+        if scope.since_s is not None:
+            mask &= self.times >= scope.since_s
+        if scope.until_s is not None:
+            mask &= self.times <= scope.until_s
+        for values, limits in ((self.numbers, scope.numbers), (self.pages, scope.pages)):
+            if limits is not None:
+                mask &= (values >= limits[0]) & (values <= limits[1])
+        if scope.entities:
+            wanted = set(scope.entities)
+            for row in np.flatnonzero(mask).tolist():
+                mask[row] = not wanted.isdisjoint(self.names[row].split("\n"))
+        return mask
+
+    def words(self, terms: Terms, mask: Mask) -> Floats:
+        """BM25 of every row in the mask, 0 elsewhere."""
+        found = np.zeros(len(self.ids), np.float32)
+        norm = scoring.K1 * (1 - scoring.B + scoring.B * self.lengths / np.float32(max(1.0, terms.mean_length)))
+        wanted = np.array(list(terms.weights), np.uint64)
+        places = np.searchsorted(self.terms, wanted)
+        for term, place, weight in zip(wanted, places.tolist(), terms.weights.values(), strict=True):
+            if place < len(self.terms) and self.terms[place] == term:
+                part = slice(self.begin[place], self.begin[place + 1])
+                rows, counts = self.rows[part], self.counts[part].astype(np.float32)
+                found[rows] += np.float32(weight * (scoring.K1 + 1)) * counts / (counts + norm[rows])
+        found[~mask] = 0
+        return found
+
+    def near(self, question: Floats, mean: Floats, mask: Mask) -> tuple[npt.NDArray[np.intp], Floats]:
+        """(rows, closeness) of the nearest rows: cosines less one number, the same for all."""
+        rows = np.flatnonzero(mask & self.has)
+        if len(rows) > CLOSE_ROWS:
+            asked = _signs((question - mean)[None])[0]
+            differ = np.bitwise_count(self.bits[rows] ^ asked).sum(axis=1, dtype=np.uint16)
+            rows = rows[np.argpartition(differ, CLOSE_ROWS)[:CLOSE_ROWS]]
+        return rows, (self.bytes8[rows].astype(np.float32) @ question) * self.scale[rows]
+
+    def vectors(self, rows: npt.NDArray[np.intp], mean: Floats) -> Floats:
+        """Those of these rows, as exactly as they are kept."""
+        found: Floats = self.bytes8[rows].astype(np.float32) * self.scale[rows][:, None] + mean
+        return found
+
+    def put_vectors(self, rows: npt.NDArray[np.intp], vectors: Vector, mean: Floats) -> None:
+        """Keep the vectors of these rows."""
+        centred = vectors - mean
+        scale = np.maximum(np.abs(centred).max(axis=1), np.float32(1e-9)) / np.float32(127)
+        self.bits[rows], self.scale[rows] = _signs(centred), scale
+        self.bytes8[rows] = np.rint(centred / scale[:, None]).astype(np.int8)
+        self.has[rows] = True
+
+
+def _signs(centred: Floats) -> Bits:
+    """(rows, width / 64): a bit for each number; the last ones of a width that 64 doesn't divide are 0."""
+    packed = np.packbits(centred > 0, axis=1)
+    wide = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
+    wide[:, : packed.shape[1]] = packed
+    return wide.view(np.uint64)
+
+
+def _postings(
+    hashes: npt.NDArray[np.uint64], rows: npt.NDArray[np.int32], counts: npt.NDArray[np.uint16]
+) -> tuple[npt.NDArray[np.uint64], Ints, npt.NDArray[np.int32], npt.NDArray[np.uint16]]:
+    """Sorted by term."""
+    order = np.argsort(hashes, kind="stable")
+    terms, begin = np.unique(hashes[order], return_index=True)
+    return terms, np.append(begin, len(hashes)).astype(np.int64), rows[order], counts[order]
+
+
+def joined(segments: Sequence[Segment], keep: Sequence[Mask]) -> Segment:
+    """One segment of the rows that are kept of several, in order."""
+    hashes, rows, counts, first = [], [], [], 0
+    for segment, kept in zip(segments, keep, strict=True):
+        place = np.cumsum(kept, dtype=np.int64) - 1 + first
+        mine = kept[segment.rows]
+        hashes.append(np.repeat(segment.terms, np.diff(segment.begin))[mine])
+        rows.append(place[segment.rows[mine]].astype(np.int32))
+        counts.append(segment.counts[mine])
+        first += int(kept.sum())
+
+    def whole(name: str) -> npt.NDArray[np.generic]:
+        parts = [getattr(segment, name)[kept] for segment, kept in zip(segments, keep, strict=True)]
+        found: npt.NDArray[np.generic] = np.concatenate(parts)
+        return found
+
+    names = [
+        segment.names[row]
+        for segment, kept in zip(segments, keep, strict=True)
+        for row in np.flatnonzero(kept).tolist()
+    ]
+    terms, begin, rows_of, counts_of = _postings(
+        np.concatenate(hashes), np.concatenate(rows), np.concatenate(counts)
+    )
+    arrays = {
+        name: whole(name) for name in Segment.__slots__ if name not in ("names", "terms", "begin", "rows", "counts")
+    }
+    return Segment(**arrays, names=names, terms=terms, begin=begin, rows=rows_of, counts=counts_of)  # type: ignore[arg-type]
+
+
+class Resident:
+    """Thread-safe. `model` and `width` are the embedder's; no width: words only."""
+
+    def __init__(self, store: Store, model: str = "", width: int = 0, most: int = MAX_ENTRIES) -> None:
+        self._store = store
+        self._model = model
+        self._width = width
+        self._most = most
+        self._lock = threading.RLock()
+        self._segments: list[Segment] = []
+        self._mean: Floats | None = None
+        self._mean_of = 0  # vectors
+        self._last = -1  # the highest id that was read
+        self._tenants, self._sources, self._speakers = Codes(), Codes(), Codes()
+        self._asked_s = self._let_go_s = 0.0
+        self._filled = False
+        self._filling: threading.Thread | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        if self._filling is not None:
+            self._filling.join()
+
+    def ready(self, tenant: str, entries: int) -> bool:
+        """Whether it knows what SQL has now: the tenant's `entries`. Reads what is new; begins to fill itself where
+        that was never done."""
+        if entries > self._most or self._closed:
+            return False
+        with self._lock:
+            if not self._filled:
+                if self._filling is None:
+                    self._filling = threading.Thread(target=self._fill, name="resident", daemon=True)
+                    self._filling.start()
+                return False
+            if self._count(tenant) < entries:
+                self._read_new()
+            now_s = time.monotonic()
+            if self._count(tenant) != entries and now_s - self._let_go_s > LET_GO_EVERY_S:
+                self._let_go_s = now_s
+                self._let_go()
+            if self._width and now_s - self._asked_s > VECTORS_EVERY_S:
+                self._asked_s = now_s
+                self._read_vectors()
+            return self._filled
+
+    def words(self, terms: Terms, limit: int, scope: Scope) -> list[int]:
+        """Ids of the best entries by BM25, best first."""
+        parts = [(each.ids, each.words(terms, mask)) for each, mask in self._inside(scope)]
+        return _best([(ids[scores > 0], scores[scores > 0]) for ids, scores in parts], limit)
+
+    def nearest(self, vector: Vector, limit: int, scope: Scope) -> list[int]:
+        """Ids of the entries that are nearest by cosine, nearest first."""
+        with self._lock:  # the mean and what is less it change together
+            if self._mean is None:
+                return []
+            found = []
+            for each, mask in self._inside(scope):
+                rows, close = each.near(vector, self._mean, mask)
+                found.append((each.ids[rows], close))
+        return _best(found, limit)
+
+    def _inside(self, scope: Scope) -> list[tuple[Segment, Mask]]:
+        with self._lock:
+            codes = (self._tenants, self._sources, self._speakers)
+            return [(each, each.inside(scope, *codes)) for each in self._segments]
+
+    # ------------------------------------------------------------------------------------------------ reading
+
+    def _fill(self) -> None:
+        """Read everything; a search that comes meanwhile asks the index."""
+        while not self._closed and self._read_part():
+            time.sleep(0)  # others' turn
+        with self._lock:
+            self._filled = True
+
+    def _read_new(self) -> None:
+        while self._read_part():
+            pass
+
+    def _read_part(self) -> bool:
+        """Read some thousand of what is new; false where nothing was, or too much is there."""
+        query = sa.select(*(ENTRIES.c[name] for name in _COLUMNS)).where(ENTRIES.c.id > self._last)
+        with self._store.read() as connection:
+            rows = connection.execute(query.order_by(ENTRIES.c.id).limit(_READ)).all()
+        if not rows:
+            return False
+        with self._lock:
+            if sum(len(each.ids) for each in self._segments) + len(rows) > self._most:
+                self._segments, self._most, self._filled = [], 0, False  # the index is asked from now on
+                return False
+            self._last = rows[-1].id
+            self._segments.append(self._segment(rows))
+            self._vectors_of(self._segments[-1], self._segments[-1].ids.tolist())
+            if len(self._segments) >= _MERGE_AT:
+                self._merge()
+        return True
+
+    def _segment(self, rows: Sequence[sa.Row[tuple[object, ...]]]) -> Segment:
+        columns = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
+        blobs: list[bytes] = [bytes(blob) for blob in columns["terms"]]
+        packed = np.frombuffer(b"".join(blobs), scoring.TERM)
+        held = [len(blob) // scoring.TERM.itemsize for blob in blobs]
+        at = np.repeat(np.arange(len(rows), dtype=np.int32), held)
+        terms, begin, rows_of, counts = _postings(packed["hash"].copy(), at, packed["count"].copy())
+        count = len(rows)
+        return Segment(
+            ids=np.array(columns["id"], np.int64),
+            tenants=self._tenants.of(columns["tenant"]),
+            sources=self._sources.of(columns["source_id"]),
+            speakers=self._speakers.of(columns["speaker"]),
+            numbers=np.array(columns["number"], np.int64),
+            pages=np.array(columns["page"], np.float32),
+            times=np.array(columns["at"], np.float64),
+            names=list(columns["entities"]),
+            lengths=np.array(columns["length"], np.float32),
+            terms=terms,
+            begin=begin,
+            rows=rows_of,
+            counts=counts,
+            has=np.zeros(count, bool),
+            bits=np.zeros((count, -(-self._width // 64)), np.uint64),
+            bytes8=np.zeros((count, self._width), np.int8),
+            scale=np.zeros(count, np.float32),
+        )
+
+    def _merge(self) -> None:
+        """Join the newer segments until one is twice what follows it."""
+        while len(self._segments) > 1 and len(self._segments[-2].ids) <= 2 * len(self._segments[-1].ids):
+            pair = self._segments[-2:]
+            self._segments[-2:] = [joined(pair, [np.ones(len(each.ids), bool) for each in pair])]
+
+    def _let_go(self) -> None:
+        """Forget what SQL no longer has."""
+        with self._store.read() as connection:
+            alive = np.array(connection.execute(sa.select(ENTRIES.c.id)).scalars().all(), np.int64)
+        kept = []
+        for segment in self._segments:
+            mask = np.isin(segment.ids, alive)
+            kept.append(segment if mask.all() else joined([segment], [mask]))
+        self._segments = [segment for segment in kept if len(segment.ids)]
+
+    def _read_vectors(self) -> None:
+        """Those that have come since, of the newest entries that lack one."""
+        left = _MAX_WAITING
+        for segment in reversed(self._segments):
+            waiting: list[int] = segment.ids[~segment.has][-left:].tolist() if left else []
+            if waiting:
+                self._vectors_of(segment, waiting)
+                left -= len(waiting)
+
+    def _vectors_of(self, segment: Segment, ids: Sequence[int]) -> None:
+        """Read the vectors of these ids, of one segment, where there are any."""
+        if not self._width:
+            return
+        query = sa.select(VECTORS.c.entry_id, VECTORS.c.vector).where(VECTORS.c.model == self._model)
+        query = query.where(VECTORS.c.entry_id.between(ids[0], ids[-1]))
+        with self._store.read() as connection:
+            rows = connection.execute(query).all()
+        wanted = set(ids)
+        rows = [row for row in rows if row.entry_id in wanted and len(row.vector) == HALF.itemsize * self._width]
+        if not rows:
+            return
+        stored = np.frombuffer(b"".join(row.vector for row in rows), HALF).reshape(len(rows), self._width)
+        vectors = stored.astype(np.float32)
+        if self._mean is None or len(vectors) > _RECENTRE * self._mean_of:
+            self._recentre(vectors.mean(axis=0), len(vectors))
+        assert self._mean is not None
+        places = np.searchsorted(segment.ids, np.array([row.entry_id for row in rows], np.int64))
+        segment.put_vectors(places, vectors, self._mean)
+
+    def _recentre(self, mean: Floats, of: int) -> None:
+        """Take another mean, of more vectors."""
+        if self._mean is not None:
+            for segment in self._segments:
+                rows = np.flatnonzero(segment.has)
+                segment.put_vectors(rows, segment.vectors(rows, self._mean), mean)
+        self._mean, self._mean_of = mean, of
+
+    def _count(self, tenant: str) -> int:
+        mine = self._tenants.found([tenant])
+        return sum(int(mine[segment.tenants].sum()) for segment in self._segments)
+
+
+def _best(found: Sequence[tuple[Ints, Floats]], limit: int) -> list[int]:
+    """The ids of the highest scores, highest first."""
+    if not found:
+        return []
+    ids = np.concatenate([part[0] for part in found])
+    scores = np.concatenate([part[1] for part in found])
+    if len(ids) > limit:
+        best = np.argpartition(-scores, limit)[:limit]
+        ids, scores = ids[best], scores[best]
+    order: list[int] = ids[np.argsort(-scores, kind="stable")].tolist()
+    return order
