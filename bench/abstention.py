@@ -1,13 +1,13 @@
 """Whether a search knows that the sources don't contain what was asked, set by set, at the product's own threshold.
 
-    python -m bench.abstention --data FOLDER [--quick] [--json FILE]
+    python -m bench.abstention --data FOLDER [--sets cmrc,locomo,lifebench] [--quick] [--json FILE]
 
 Nothing here was fitted on these sets (`memory/confidence.py` was, on one half of `data/memory`). Unanswerable are:
 a question of CMRC without its passage among the others; one of LoCoMo or LifeBench asked of another conversation
-or person (`foreign`); and LoCoMo's adversarial ones, where what one speaker did is asked of the other (`near`). Each
-is told beside the false abstention among the answerable questions of the same set, and beside the share that would
-abstain if exactly 5 % of those did (`at_5`): that needs labels, and says what the order of confidences could give.
-The same of the held-out half of `data/memory` is in bench.memory_questions.
+or person (`foreign`); and LoCoMo's adversarial ones, where what one speaker did is asked of the other (`near`).
+Each is told beside the false abstention among the answerable questions of the same set, and beside the share that
+would abstain if exactly 5 % of those did (`at_5`): that needs labels, and says what the order of confidences could
+give. The same of the held-out half of `data/memory` is in bench.memory_questions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.driver import say
 from bench.embedding_cache import CachedEmbedder
-from bench.machine import describe
+from bench.machine import CpuClock, describe
 from bench.memory_questions import calibration_error
 from bench.report import Bar, Options, Result, finish, parse_options
 from bench.retrieval import DATA_VARIABLE
@@ -38,10 +38,11 @@ from perilune.memory.store import Store
 from perilune.memory.synonyms import Synonyms
 from perilune.memory.vectors.lance import LanceIndex
 
+SETS = {"cmrc": cmrc, "locomo": locomo, "lifebench": lifebench}
 KINDS = ("cmrc_foreign", "locomo_foreign", "locomo_near", "lifebench_foreign")
 BARS = {
     **{f"{kind}_abstained": Bar(at_least=0.8, unit="") for kind in KINDS},
-    **{f"{name}_falsely": Bar(at_most=0.05, unit="") for name in ("cmrc", "locomo", "lifebench")},
+    **{f"{name}_falsely": Bar(at_most=0.05, unit="") for name in SETS},
 }
 FALSE_SHARE = 0.05
 _WAIT_S = 1_200.0
@@ -51,23 +52,24 @@ _QUICK_QUESTIONS = 60
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--data", type=Path, default=os.environ.get(DATA_VARIABLE))
+    parser.add_argument("--sets", default=",".join(SETS))
     given, rest = parser.parse_known_args(argv)
-    options = parse_options("What a search doesn't find, and knows it. Also: --data FOLDER.", rest)
+    options = parse_options("What a search doesn't find, and knows it. Also: --data FOLDER, --sets NAMES.", rest)
     if given.data is None:
         parser.error(f"name the folder of the sets with --data or {DATA_VARIABLE}")
+    clock = CpuClock.now([os.getpid()])
     result = Result("abstention", dict.fromkeys(BARS), describe(), [], quick=options.quick)
     process = ProcessEmbedder(query_s=60.0)
     embedder = CachedEmbedder(process)
     try:
-        for name, corpora in (("cmrc", cmrc), ("locomo", locomo), ("lifebench", lifebench)):
-            sure = _sure_of(
-                name, list(itertools.islice(corpora(given.data), 2 if options.quick else None)), embedder, options
-            )
-            _tell(result, name, sure)
-            say(f"{name}: { ({kind: len(values) for kind, values in sure.items()}) }")
+        for name in given.sets.split(","):
+            corpora = list(itertools.islice(SETS[name](given.data), 2 if options.quick else None))
+            _tell(result, name, _sure_of(name, corpora, embedder, options))
+            say(f"{name}: { ({key: figure for key, figure in result.figures.items() if key.startswith(name)}) }")
     finally:
         embedder.close()
         process.close()
+    result.machine["foreign_share"] = round(CpuClock.now([os.getpid()]).foreign_share(clock), 3)
     finish(result, BARS, options)
 
 

@@ -16,6 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from perilune.memory import entries
 from perilune.memory.embed.protocol import Embedder
 from perilune.memory.entries import Entry
 from perilune.memory.indexer import Indexer
@@ -148,6 +149,12 @@ class Sources:
     def keys(self, tenant: str, pool: Sequence[Entry]) -> list[str]:
         """Of turns."""
         return [self._keys[tenant, entry.source_id, entry.number] for entry in pool]
+
+    def texts(self, pool: Sequence[Entry]) -> list[str]:
+        """What turns say."""
+        with self._store.read() as connection:
+            said = entries.texts(connection, [entry.id for entry in pool])
+        return [said[entry.id].text for entry in pool]
 
     def _add_history(self, name: str, turns: Sequence[dict[str, Any]]) -> None:
         for lang in LANGUAGES:

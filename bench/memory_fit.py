@@ -20,11 +20,12 @@ from bench.driver import say
 from bench.embedding_cache import CachedEmbedder
 from bench.memory_asking import Case, Sources, cases, halves
 from bench.memory_questions import CACHE, calibration_error, f1, holds
+from perilune.memory import telling
 from perilune.memory.analyse import Analyser
 from perilune.memory.asked import Kind, read
 from perilune.memory.confidence import Signs
 from perilune.memory.embed.process import ProcessEmbedder
-from perilune.memory.gather import MAX_SET, best_size
+from perilune.memory.gather import MAX_SET, TOLD, best_size
 
 FALSE_SHARE = 0.05
 _RIDGE = 0.01
@@ -45,7 +46,9 @@ def main() -> None:
             stored.settle(_SETTLE_S)
             say(f"{len(fit)} sources are stored")
             _confidence(stored, [case for case in cases() if case.source in fit and case.set != "timeline"])
-            _sets(stored, [case for case in cases() if case.source in fit and case.set == "timeline"])
+            timeline = [case for case in cases() if case.source in fit and case.set == "timeline"]
+            _events(stored, timeline)
+            _sets(stored, timeline)
             stored.close()
             embedder.close()
     finally:
@@ -103,6 +106,29 @@ def _confidence(stored: Sources, mine: Sequence[Case]) -> None:
         )
     plain = sets != "foreign"
     print(f"left out: calibration error {calibration_error(left[plain], true[plain]):.4f}")
+
+
+def _events(stored: Sources, mine: Sequence[Case]) -> None:
+    """What it is told from that an entry tells an event: of the evidence the one that is nearest to it, against the
+    others among the best."""
+    signs, true = list[Numbers](), list[Numbers]()
+    for case in mine:
+        asked = read(case.text)
+        if asked.kind is not Kind.ORDER:
+            continue
+        scope, _ = stored.scope(case)
+        looked = stored.memory.retriever.gatherer.look(asked.events, scope, Analyser(), [])
+        keys = stored.keys(scope.tenant, looked.pool)
+        evidence = [at for at, key in enumerate(keys) if key in case.evidence]
+        how = np.array([telling.signs(text) for text in stored.texts(looked.pool)], np.float32)
+        for event in range(len(asked.events)):
+            scores = looked.scores(event)
+            right = max(evidence, key=lambda at: float(scores[at]))
+            others = [int(at) for at in np.argsort(-scores)[:TOLD] if int(at) not in evidence]
+            signs.append(looked.event_signs(event, how)[[right, *others]].astype(np.float64))
+            true.append(np.array([1.0, *([0.0] * len(others))]))
+    _, weights = logistic(np.concatenate(signs), np.concatenate(true))
+    print(f"EVENT_WEIGHTS = ({', '.join(f'{weight:.3f}' for weight in weights)})")
 
 
 def _sets(stored: Sources, mine: Sequence[Case]) -> None:

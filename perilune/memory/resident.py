@@ -11,6 +11,7 @@ their mean, a bit for each number's sign; the rows of fewest differing bits are 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -39,11 +40,15 @@ VECTORS_EVERY_S = 0.25
 LET_GO_EVERY_S = 1.0
 """At most so often everything is held against SQL; what is deleted isn't found meanwhile, it only takes a place."""
 
+SOON = 200
+"""Entries that a search reads itself; where more are new, it asks the index, and they are read behind it."""
+
 _READ = 4_000
 _RECENTRE = 8
 _MAX_WAITING = 900
-_MERGE_AT = 8  # segments; then the smaller ones become one
+_JOIN_AT = 20  # segments: beyond, two are alike in size
 _COLUMNS = ("id", "tenant", "source_id", "number", "page", "at", "speaker", "entities", "terms", "length")
+_log = logging.getLogger(__name__)
 
 Bits = npt.NDArray[np.uint64]
 Bytes8 = npt.NDArray[np.int8]
@@ -211,36 +216,35 @@ class Resident:
         self._last = -1  # the highest id that was read
         self._tenants, self._sources, self._speakers = Codes(), Codes(), Codes()
         self._asked_s = self._let_go_s = 0.0
-        self._filled = False
-        self._filling: threading.Thread | None = None
+        self._filled = False  # it knew everything at one time
+        self._suspect = False  # it holds more than SQL
+        self._working: threading.Thread | None = None
         self._closed = False
 
     def close(self) -> None:
         self._closed = True
-        if self._filling is not None:
-            self._filling.join()
+        working = self._working
+        if working is not None:
+            working.join()
 
     def ready(self, tenant: str, entries: int) -> bool:
-        """Whether it knows what SQL has now: the tenant's `entries`. Reads what is new; begins to fill itself where
-        that was never done."""
+        """Whether it knows what SQL has now: the tenant's `entries`. Reads a little that is new; more is read
+        behind it."""
         if entries > self._most or self._closed:
             return False
         with self._lock:
-            if not self._filled:
-                if self._filling is None:
-                    self._filling = threading.Thread(target=self._fill, name="resident", daemon=True)
-                    self._filling.start()
-                return False
-            if self._count(tenant) < entries:
-                self._read_new()
+            if self._filled and self._count(tenant) < entries:
+                self._read_part(SOON)
+            behind = not self._filled or self._count(tenant) < entries
             now_s = time.monotonic()
-            if self._count(tenant) != entries and now_s - self._let_go_s > LET_GO_EVERY_S:
-                self._let_go_s = now_s
-                self._let_go()
-            if self._width and now_s - self._asked_s > VECTORS_EVERY_S:
+            too_many = self._count(tenant) > entries and now_s - self._let_go_s > LET_GO_EVERY_S
+            self._suspect = self._suspect or too_many
+            if behind or too_many or len(self._segments) > _JOIN_AT:
+                self._begin()
+            if not behind and self._width and now_s - self._asked_s > VECTORS_EVERY_S:
                 self._asked_s = now_s
                 self._read_vectors()
-            return self._filled
+            return not behind
 
     def words(self, terms: Terms, limit: int, scope: Scope) -> list[int]:
         """Ids of the best entries by BM25, best first."""
@@ -265,34 +269,42 @@ class Resident:
 
     # ------------------------------------------------------------------------------------------------ reading
 
-    def _fill(self) -> None:
-        """Read everything; a search that comes meanwhile asks the index."""
-        while not self._closed and self._read_part():
-            time.sleep(0)  # others' turn
-        with self._lock:
-            self._filled = True
+    def _begin(self) -> None:
+        """Work behind the searches, unless that goes on."""
+        if self._working is None and not self._closed:
+            self._working = threading.Thread(target=self._work, name="resident", daemon=True)
+            self._working.start()
 
-    def _read_new(self) -> None:
-        while self._read_part():
-            pass
+    def _work(self) -> None:
+        """Read what is new, forget what is gone, join segments. A search that comes meanwhile isn't held up."""
+        try:
+            while not self._closed and self._read_part(_READ):
+                time.sleep(0)  # others' turn
+            if self._suspect:
+                self._let_go()
+            while not self._closed and self._join():
+                time.sleep(0)
+        except Exception as error:  # a database that is busy or away: the next search begins it again
+            _log.info("what is kept in memory waits: %s", type(error).__name__)
+        finally:
+            with self._lock:
+                self._working = None
 
-    def _read_part(self) -> bool:
-        """Read some thousand of what is new; false where nothing was, or too much is there."""
-        query = sa.select(*(ENTRIES.c[name] for name in _COLUMNS)).where(ENTRIES.c.id > self._last)
-        with self._store.read() as connection:
-            rows = connection.execute(query.order_by(ENTRIES.c.id).limit(_READ)).all()
-        if not rows:
-            return False
+    def _read_part(self, most: int) -> bool:
+        """Read what is new; whether there may be more."""
+        query = sa.select(*(ENTRIES.c[name] for name in _COLUMNS)).order_by(ENTRIES.c.id).limit(most)
         with self._lock:
+            with self._store.read() as connection:
+                rows = connection.execute(query.where(ENTRIES.c.id > self._last)).all()
             if sum(len(each.ids) for each in self._segments) + len(rows) > self._most:
                 self._segments, self._most, self._filled = [], 0, False  # the index is asked from now on
                 return False
-            self._last = rows[-1].id
-            self._segments.append(self._segment(rows))
-            self._vectors_of(self._segments[-1], self._segments[-1].ids.tolist())
-            if len(self._segments) >= _MERGE_AT:
-                self._merge()
-        return True
+            self._filled = self._filled or len(rows) < most
+            if rows:
+                self._last = rows[-1].id
+                self._segments.append(self._segment(rows))
+                self._vectors_of(self._segments[-1], self._segments[-1].ids.tolist())
+        return len(rows) == most
 
     def _segment(self, rows: Sequence[sa.Row[tuple[object, ...]]]) -> Segment:
         columns = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
@@ -322,21 +334,38 @@ class Resident:
             scale=np.zeros(count, np.float32),
         )
 
-    def _merge(self) -> None:
-        """Join the newer segments until one is twice what follows it."""
-        while len(self._segments) > 1 and len(self._segments[-2].ids) <= 2 * len(self._segments[-1].ids):
-            pair = self._segments[-2:]
-            self._segments[-2:] = [joined(pair, [np.ones(len(each.ids), bool) for each in pair])]
+    def _join(self) -> bool:
+        """Join the last two segments of which the first isn't twice as long as the second; false where there are
+        none. Vectors that come meanwhile are asked for again."""
+        with self._lock:
+            sizes = [len(each.ids) for each in self._segments]
+            places = [at for at in range(len(sizes) - 1) if sizes[at] <= 2 * sizes[at + 1]]
+            if not places:
+                return False
+            pair = self._segments[places[-1] : places[-1] + 2]
+        made = joined(pair, [np.ones(len(each.ids), bool) for each in pair])
+        self._replace(pair, [made])
+        return True
 
     def _let_go(self) -> None:
         """Forget what SQL no longer has."""
+        self._let_go_s, self._suspect = time.monotonic(), False
+        with self._lock:
+            segments = list(self._segments)
         with self._store.read() as connection:
             alive = np.array(connection.execute(sa.select(ENTRIES.c.id)).scalars().all(), np.int64)
-        kept = []
-        for segment in self._segments:
+        for segment in segments:
             mask = np.isin(segment.ids, alive)
-            kept.append(segment if mask.all() else joined([segment], [mask]))
-        self._segments = [segment for segment in kept if len(segment.ids)]
+            if not mask.all():
+                self._replace([segment], [joined([segment], [mask])] if mask.any() else [])
+
+    def _replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """Neighbours by others, in their place."""
+        with self._lock:
+            for at, segment in enumerate(self._segments):
+                if segment is old[0]:
+                    self._segments[at : at + len(old)] = new
+                    return
 
     def _read_vectors(self) -> None:
         """Those that have come since, of the newest entries that lack one."""

@@ -340,7 +340,7 @@ class SessionService:
             await asyncio.sleep(RETRY_S)
             for key in list(self._waiting):
                 self._write(key, [])
-            await asyncio.gather(*self._writing.values())
+            await asyncio.wait(list(self._writing.values()))  # unlike gather, its end doesn't end them
 
     def _lost(self, count: int, why: str) -> None:
         if count:

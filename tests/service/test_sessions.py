@@ -121,14 +121,17 @@ async def test_what_a_full_disk_refuses_is_stored_once_there_is_room(
     for said in ("First.", "Second."):
         await kept.bench.ask(said, session="trip", recall=())
     await kept.bench.ask("Not this.", session="gone", recall=())
-    await kept.bench.service.conversations.sessions("local", 10)  # reading doesn't wait for room
-    assert kept.told("trip") == []
+    assert await kept.bench.service.conversations.sessions("local", 10) == []  # reading doesn't wait for room
     await kept.bench.service.conversations.delete("local", "gone")
     has_room.set()
     await kept.bench.ask("Third.", session="trip", recall=())
-    async with asyncio.timeout(10):
-        while len(kept.told("trip")) < 6:
+    query = sa.select(sa.func.count()).select_from(ENTRIES).where(ENTRIES.c.source_id == "trip")
+    async with asyncio.timeout(20):
+        stored = 0
+        while stored < 6:
             await asyncio.sleep(0.01)
+            with kept.store.read() as connection:
+                stored = connection.execute(query).scalar_one()
     assert [text for _, speaker, text in kept.told("trip") if speaker == "user"] == ["First.", "Second.", "Third."]
     with pytest.raises(NotFound):
         kept.told("gone")
