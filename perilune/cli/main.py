@@ -18,6 +18,7 @@ import typer
 from perilune.cli.batch_commands import batch_app
 from perilune.cli.kept_commands import documents_app, feedback_app, ps
 from perilune.cli.memory_commands import memory_app, sessions_app
+from perilune.cli.planning_commands import capacity, cost
 from perilune.errors import ConfigError, PeriluneError
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ app.add_typer(documents_app, name="documents")
 app.add_typer(feedback_app, name="feedback")
 app.add_typer(eval_app, name="eval")
 app.command("ps")(ps)
+app.command("capacity")(capacity)
+app.command("cost")(cost)
 bench_app = typer.Typer(help="Load on a running server, measured.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 

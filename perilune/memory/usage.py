@@ -78,6 +78,12 @@ class UsageStore:
         with self._store.read() as connection:
             return sum(map(_used, connection.execute(query)), Used())
 
+    def since(self, day: str | None) -> dict[tuple[str, str], Used]:
+        """(key id, day) -> what was used, from `day` on; None: ever."""
+        query = sa.select(USAGE) if day is None else sa.select(USAGE).where(USAGE.c.day >= day)
+        with self._store.read() as connection:
+            return {(row.key_id, row.day): _used(row) for row in connection.execute(query)}
+
 
 def _used(row: sa.Row[tuple[object, ...]]) -> Used:
     return Used(row.requests, row.prompt_tokens, row.completion_tokens, row.cost)

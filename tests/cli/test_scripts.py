@@ -40,6 +40,8 @@ ALONE = {
     "keys create": (),
     "keys ls": (),
     "keys audit": (),
+    "cost": (),
+    "capacity": ("trace.jsonl", "--policy", "fcfs", "--minutes", "0.1"),
     "simulate": ("trace.jsonl", "--policy", "fcfs", "--seeds", "1", "--minutes", "0.1"),
 }
 """Verbs with `--json` that need no server, with what they must be told."""

@@ -286,6 +286,8 @@ def test_keys_and_usage(store: Store, tmp_path: Path) -> None:
     usage.add({(info.key_id, "2026-12-01"): Used(1, 3_000_000_000, 1)})
     assert usage.day(info.key_id, "2026-11-30") == Used(2, 2_000, 20, 1.0)
     assert usage.month(info.key_id, "2026-12").prompt_tokens == 3_000_000_000
+    assert usage.since("2026-12-01") == {(info.key_id, "2026-12-01"): Used(1, 3_000_000_000, 1)}
+    assert len(usage.since(None)) == 2
 
 
 def test_a_wait_for_the_writer_is_short(store: Store) -> None:
