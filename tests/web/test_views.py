@@ -198,7 +198,8 @@ def test_the_machine_says_how_well_the_model_fits(desks: Opener, server: Server)
 
     def too_big(route: Route) -> None:
         machine = route.fetch().json()
-        machine |= {"fit": "too_big", "warnings": ["Memory: 1.2 GB free; the weights need 4.1 GB."]}
+        check = {"name": "memory", "state": "failed", "detail": "1.2 GB free; the weights need 4.1 GB.", "fix": ""}
+        machine |= {"fit": "too_big", "checks": [check]}
         route.fulfill(json=machine)
 
     page.route("**/v1/machine", too_big)

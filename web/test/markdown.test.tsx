@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import render from "preact-render-to-string";
 import { Markdown } from "../src/markdown/Markdown";
-import { Blocks, blocksOf, MAX_BLOCK_CHARS } from "../src/markdown/parse";
+import { Blocks, blocksOf, MAX_BLOCK_CHARS, parse } from "../src/markdown/parse";
 import { formulaAt } from "../src/markdown/math";
 
 const html = (text: string) => render(<Markdown settled={blocksOf(text)} last="" />);
@@ -91,6 +91,9 @@ const HOSTILE: [string, string][] = [
   ["a hundred thousand short lines", "a\n\n".repeat(100_000)],
   ["nested lists over lines", Array.from({ length: 400 }, (_, n) => " ".repeat(2 * n) + "- x").join("\n")],
   ["a wide table", `|${"a|".repeat(3_000)}\n|${"-|".repeat(3_000)}\n|${"b|".repeat(3_000)}`],
+  ["block formulas that only open", "\\[ x\n".repeat(3_000)],
+  ["formulas that end in a text", "$$ a\n".repeat(3_000) + "b $$ c"],
+  ["formulas in quotes that only open", "> $$ x\n".repeat(2_000)],
   ["entities", "&#x41;".repeat(20_000)],
   ["zero bytes", "\0".repeat(20_000)],
 ];
@@ -118,4 +121,30 @@ test("a table with thousands of rows shows its beginning and the way to the rest
 test("thousands of characters without white space aren't laid out as prose; Chinese is", () => {
   assert.ok(html("[".repeat(16_000)).includes("Show more"));
   assert.ok(!html("潮汐".repeat(3_000)).includes("Show more"));
+});
+
+const GROWING: [string, string][] = [
+  ["a block formula that only opens", "\\[ x\n".repeat(8_000)],
+  ["formulas that only open", "\\( a ".repeat(8_000)],
+  ["one paragraph", "some words ".repeat(4_000)],
+  ["one list", "- an item\n".repeat(4_000)],
+  ["one table", "| a | b |\n|--|--|\n" + "| one | two |\n".repeat(3_000)],
+];
+
+for (const [name, text] of GROWING) {
+  test(`${name}: while it grows, no frame looks through all of it again`, () => {
+    const blocks = new Blocks();
+    const start = performance.now();
+    for (let at = 0; at < text.length; at += 200) blocks.add(text.slice(at, at + 200));
+    const spent_ms = performance.now() - start;
+    assert.equal(blocks.settled.join("") + blocks.last, text);
+    assert.ok(spent_ms < 6_000, `${Math.round(spent_ms)} ms`); // 0.1 to 0.6 s on an idle core
+    console.log(`${name}: ${Math.round(spent_ms)} ms`);
+  });
+}
+
+test("a formula may span lines, and one that only opens is text", () => {
+  assert.equal(parse("$$\na\n\nb\n$$\n")[0]?.kind, "formula");
+  assert.equal(parse("$$ a\nb $$ c\n\n$$ d $$\n").filter((each) => each.kind === "formula").length, 1);
+  assert.ok(html("\\[ a\n\n\\[ b \\]\n").includes("b"));
 });

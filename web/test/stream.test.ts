@@ -23,6 +23,7 @@ const told = (chunk: unknown) => toldBy({ id: 1, data: JSON.stringify(chunk) });
 test("chunks become what the page knows", () => {
   assert.deepEqual(told({ id: "c", choices: [{ delta: { content: "hi" } }] }), [{ kind: "opened", id: "c" }, { kind: "text", text: "hi" }]);
   assert.deepEqual(told({ choices: [], perilune: { stage: "prefilling" } }), [{ kind: "stage", stage: "prefilling" }]);
+  assert.deepEqual(told({ choices: [{ delta: { reasoning_content: "hm", reasoning: "hm" } }] }), [{ kind: "thought", text: "hm" }]);
   const progress = { stage: "prefilling", processed: 5, total: 9, eta_s: 1.5 };
   assert.deepEqual(told({ choices: [], perilune: progress }), [{ kind: "prefilling", processed: 5, total: 9, eta_s: 1.5 }]);
   const report = { plan: "full" };

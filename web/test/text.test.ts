@@ -1,8 +1,12 @@
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import path from "node:path";
 import { test } from "node:test";
 import en from "../src/text/en.json";
 import zh from "../src/text/zh.json";
-import { count, language, seconds, t } from "../src/text";
+import { Refused, Unreachable } from "../src/api/client";
+import { count, hasText, inWords, language, seconds, t } from "../src/text";
+import { lineOf } from "../src/text/failures";
 
 const places = (text: string) => (text.match(/\{\w+\}/g) ?? []).sort().join();
 
@@ -29,5 +33,34 @@ test("texts follow the language", () => {
   assert.equal(count(1234567), "1,234,567");
   language.value = "zh";
   assert.equal(t("stop"), "停止");
+  language.value = "en";
+});
+
+/** The codes in the first column of the table below a heading of a page in docs/. */
+function codesIn(page: string, heading: string, column: number): string[] {
+  const text = readFileSync(path.join(process.cwd(), "../docs", page), "utf8");
+  const section = text.slice(text.indexOf(`\n## ${heading}\n`) + 1).split("\n## ")[0]!;
+  const cells = section.split("\n").filter((line) => line.startsWith("| ")).slice(1).map((line) => line.split("|")[column]!);
+  return cells.flatMap((cell) => [...cell.matchAll(/`([a-z_]+)`/g)].map((found) => found[1]!));
+}
+
+test("every code that the server documents has a text", () => {
+  const errors = codesIn("api.md", "Errors", 2);
+  const degradations = codesIn("perilune-object.md", "Degradations", 1);
+  assert.ok(errors.includes("overloaded") && degradations.includes("refined"));
+  for (const code of errors) assert.ok(hasText(`error.${code}`), code);
+  for (const code of degradations) assert.ok(hasText(`degraded.${code}`), code);
+});
+
+test("what the server says is shown in the reader's language by its code", () => {
+  const known = new Refused(413, "too_large", "It has 5 GB.");
+  const unknown = new Refused(400, "of_tomorrow", "It is too new.");
+  assert.equal(lineOf(known), "It has 5 GB.");
+  language.value = "zh";
+  assert.equal(lineOf(known), zh["error.too_large"]);
+  assert.equal(lineOf(unknown), "It is too new.");
+  assert.equal(lineOf(new Unreachable("")), zh["error.offline"]);
+  assert.equal(inWords("machine.check.disk.warning", "Disk: 3 GB"), zh["machine.check.disk.warning"]);
+  assert.equal(inWords("machine.check.tape.warning", "Tape: torn"), "Tape: torn");
   language.value = "en";
 });

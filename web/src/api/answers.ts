@@ -11,7 +11,7 @@ export interface Planned {
   degradations: Degradation[];
 }
 
-export type Stage = "retrieving" | "composing" | "queued" | "prefilling" | "answering";
+export type Stage = "searching" | "retrieving" | "composing" | "queued" | "prefilling" | "answering";
 
 export type AnswerEvent =
   | { kind: "opened"; id: string }
@@ -20,6 +20,7 @@ export type AnswerEvent =
   | { kind: "planned"; planned: Planned }
   | { kind: "prefilling"; processed: number; total: number; eta_s: number }
   | { kind: "citation"; citation: Citation }
+  | { kind: "thought"; text: string }
   | { kind: "text"; text: string }
   | { kind: "finished"; reason: FinishReason; report: Report }
   | { kind: "usage"; usage: Usage }
@@ -159,7 +160,7 @@ function pause(seconds: number, signal: AbortSignal): Promise<void> {
 interface Chunk {
   id?: string;
   error?: { message: string; code?: string };
-  choices?: { delta?: { content?: string | null }; finish_reason?: FinishReason | null }[];
+  choices?: { delta?: { content?: string | null; reasoning_content?: string | null }; finish_reason?: FinishReason | null }[];
   usage?: Usage | null;
   perilune?: Report & { stage?: string; citation?: Citation } & Partial<Planned> & {
       processed?: number;
@@ -176,6 +177,7 @@ export function toldBy(event: StreamEvent): AnswerEvent[] {
   const told: AnswerEvent[] = [];
   if (chunk.id) told.push({ kind: "opened", id: chunk.id });
   const choice = chunk.choices?.[0];
+  if (choice?.delta?.reasoning_content) told.push({ kind: "thought", text: choice.delta.reasoning_content });
   if (choice?.delta?.content) told.push({ kind: "text", text: choice.delta.content });
   if (choice?.finish_reason) told.push({ kind: "finished", reason: choice.finish_reason, report: chunk.perilune ?? {} });
   else if (chunk.perilune) told.push(...progressOf(chunk.perilune));
@@ -194,6 +196,7 @@ function progressOf(progress: NonNullable<Chunk["perilune"]>): AnswerEvent[] {
       return [
         { kind: "prefilling", processed: progress.processed ?? 0, total: progress.total, eta_s: progress.eta_s ?? 0 },
       ];
+    case "searching":
     case "retrieving":
     case "composing":
     case "queued":

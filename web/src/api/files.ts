@@ -2,6 +2,8 @@
 import { authorised, call, json, Refused, refusedOf, Unreachable } from "./client";
 import type { FileObject, FilePage } from "./types";
 
+const PAGE = 1000;
+
 function path(id: string): string {
   return `/v1/files/${encodeURIComponent(id)}`;
 }
@@ -31,8 +33,25 @@ export function readFile(id: string): Promise<FileObject> {
   return json(path(id));
 }
 
+interface Files {
+  data: FileObject[];
+  has_more: boolean;
+  last_id: string | null;
+}
+
+/** All of them, the newest first. */
 export async function listFiles(): Promise<FileObject[]> {
-  return (await json<{ data: FileObject[] }>("/v1/files?limit=200")).data;
+  const found: FileObject[] = [];
+  for (let after = ""; ; ) {
+    const page: Files = await json(`/v1/files?limit=${PAGE}${after}`);
+    found.push(...page.data);
+    if (!page.has_more || page.last_id === null) return found;
+    after = `&after=${encodeURIComponent(page.last_id)}`;
+  }
+}
+
+export async function newestFiles(limit: number): Promise<FileObject[]> {
+  return (await json<Files>(`/v1/files?limit=${limit}`)).data;
 }
 
 export function deleteFile(id: string): Promise<unknown> {

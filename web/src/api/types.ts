@@ -175,7 +175,6 @@ export interface Machine {
     tokens_within_deadline?: number | null;
   };
   fit?: "ok" | "tight" | "too_big";
-  warnings?: string[];
   checks?: { name: string; state: "ok" | "warning" | "failed"; detail: string; fix: string | null }[];
   version?: string;
 }

@@ -2,6 +2,7 @@
 import { useEffect } from "preact/hooks";
 import { keyWanted, online } from "../api/client";
 import { Conversation } from "../conversation/Conversation";
+import { Boundary } from "../design/Boundary";
 import { IconButton } from "../design/controls";
 import { MemoryView } from "../memory/MemoryView";
 import { SourcePanel } from "../panel/SourcePanel";
@@ -14,12 +15,20 @@ import { announcement } from "../state/announcer";
 import { mishap } from "../state/attempt";
 import { sessionOf } from "../state/conversations";
 import { panel } from "../state/panel";
-import { route } from "../state/route";
+import { addressOf, route } from "../state/route";
 import { t } from "../text";
-import { detailsOf, sentenceOf } from "../text/failures";
+import { lineOf } from "../text/failures";
 import styles from "./app.module.css";
 
 export function App() {
+  return (
+    <Boundary of="page" whole>
+      <Page />
+    </Boundary>
+  );
+}
+
+function Page() {
   const shown = route.value;
   const session = shown.view === "chat" ? sessionOf(shown.session) : undefined;
   useEffect(() => {
@@ -31,8 +40,12 @@ export function App() {
         {t("skip")}
       </a>
       <Sidebar />
-      {shown.view === "memory" ? <MemoryView /> : <Conversation session={shown.session} turn={shown.turn} />}
-      <SourcePanel />
+      <Boundary of={addressOf(shown)}>
+        {shown.view === "memory" ? <MemoryView /> : <Conversation session={shown.session} turn={shown.turn} />}
+      </Boundary>
+      <Boundary of={JSON.stringify(panel.value)}>
+        <SourcePanel />
+      </Boundary>
       {dialog.value === "settings" && <SettingsDialog />}
       {dialog.value === "shortcuts" && <ShortcutsDialog />}
       {keyWanted.value && <KeyDialog />}
@@ -55,9 +68,7 @@ function Toasts() {
       )}
       {mishap.value !== null && (
         <div class={styles["toast"]} role="alert" data-tone="bad">
-          <span>
-            {sentenceOf(mishap.value)} {detailsOf(mishap.value)}
-          </span>
+          <span>{lineOf(mishap.value)}</span>
           <IconButton icon="close" label={t("close")} size={16} onClick={() => (mishap.value = null)} />
         </div>
       )}

@@ -4,8 +4,8 @@ import { HiddenText, IconButton } from "../design/controls";
 import { Icon } from "../design/Icon";
 import { documentOf, type Attachment } from "../state/documents";
 import { openPanel } from "../state/panel";
-import { bytes, count, percent, t } from "../text";
-import { sentenceOf, detailsOf } from "../text/failures";
+import { bytes, count, language, percent, t } from "../text";
+import { lineOf } from "../text/failures";
 import styles from "./composer.module.css";
 
 interface Stage {
@@ -18,7 +18,7 @@ interface Stage {
 /** What ingest is doing, in words. */
 export function ingestOf(file: FileObject): Stage {
   const { status, pages_total, pages_parsed, tokens } = file.perilune;
-  if (file.status === "error") return { words: file.status_details ?? t("file.failed"), share: null, state: "failed" };
+  if (file.status === "error") return { words: whyFailed(file), share: null, state: "failed" };
   if (file.status === "processed") {
     const size = pages_total ? t(pages_total === 1 ? "file.page" : "file.pages", { n: count(pages_total) }) : bytes(file.bytes);
     return { words: tokens ? `${size} · ${t("file.tokens", { n: count(tokens) })}` : size, share: 1, state: "ready" };
@@ -29,6 +29,12 @@ export function ingestOf(file: FileObject): Stage {
   }
   if (status === "prefilling") return { words: t("file.preparing"), share: null, state: "ready" };
   return { words: t("file.waiting"), share: null, state: "busy" };
+}
+
+/** The server gives no code for it, so that its own words follow in every language. */
+function whyFailed(file: FileObject): string {
+  const why = file.status_details ?? "";
+  return language.value === "en" && why !== "" ? why : `${t("file.failed")} ${why}`.trim();
 }
 
 export function AttachmentChip({ attachment, onRemove }: { attachment: Attachment; onRemove: () => void }) {
@@ -52,7 +58,7 @@ export function AttachmentChip({ attachment, onRemove }: { attachment: Attachmen
 
 function stageOf(attachment: Attachment): Stage {
   const failure = attachment.failure.value;
-  if (failure !== null) return { words: detailsOf(failure) || sentenceOf(failure), share: null, state: "failed" };
+  if (failure !== null) return { words: lineOf(failure), share: null, state: "failed" };
   const id = attachment.id.value;
   if (id === null) {
     return { words: t("file.sending", { share: percent(attachment.sent.value) }), share: attachment.sent.value, state: "busy" };

@@ -16,6 +16,7 @@ import { AnswerCard } from "./AnswerCard";
 import { Citations } from "./Citations";
 import { FeedbackButtons } from "./FeedbackButtons";
 import { Progress } from "./Progress";
+import { Thoughts } from "./Thoughts";
 import { VersionSwitch } from "./VersionSwitch";
 import styles from "./conversation.module.css";
 
@@ -43,9 +44,10 @@ export function Answer({ entry, question, thread, isLast }: Props) {
 }
 
 function Growing({ live, origin }: { live: Live; origin: Origin }) {
-  void live.frame.value; // text came
+  void live.frame.value; // something came
   return (
     <>
+      {live.thoughts !== "" && <Thoughts text={live.thoughts} growing={live.firstText_s.value === null} />}
       <Markdown settled={live.blocks.settled} last={live.blocks.last} />
       <Progress live={live} />
       {live.citations.value.length > 0 && <Citations citations={live.citations.value} origin={origin} />}
@@ -60,6 +62,7 @@ function Complete({ entry, question, thread, origin, isLast }: Props & { origin:
   const citations: readonly Citation[] = report?.citations ?? [];
   return (
     <>
+      {entry.thoughts.value !== "" && <Thoughts text={entry.thoughts.value} growing={false} />}
       <Markdown settled={blocks} last="" />
       <Ending entry={entry} question={question} thread={thread} isLast={isLast} />
       {citations.length > 0 && <Citations citations={citations} origin={origin} />}

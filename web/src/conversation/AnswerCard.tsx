@@ -1,10 +1,10 @@
 /** The answer card: how the answer came about, in a line; and in full for those who want to know. */
 import { useState, useId } from "preact/hooks";
 import type { ComponentChildren } from "preact";
-import type { Degradation, Report, Usage } from "../api/types";
+import type { Report, Usage } from "../api/types";
 import { Icon } from "../design/Icon";
 import { openConversation } from "../state/route";
-import { count, hasText, language, percent, roughly, seconds, t } from "../text";
+import { count, inWords, percent, roughly, seconds, t } from "../text";
 import { TokenBar, shownTokens } from "./TokenBar";
 import styles from "./card.module.css";
 
@@ -32,7 +32,7 @@ export function AnswerCard({ report, usage }: { report: Report; usage: Usage | n
           {degradations.map((each) => (
             <li key={each.code}>
               <Icon name="info" size={15} />
-              <span>{wordsOf(each)}</span>
+              <span>{inWords(`degraded.${each.code}`, each.reason)}</span>
             </li>
           ))}
         </ul>
@@ -42,12 +42,6 @@ export function AnswerCard({ report, usage }: { report: Report; usage: Usage | n
       </div>
     </section>
   );
-}
-
-/** Sentence for a degradation; the server's own, with its figures, where it is in the reader's language. */
-function wordsOf(degradation: Degradation): string {
-  const key = `degraded.${degradation.code}`;
-  return language.value === "en" || !hasText(key) ? degradation.reason : t(key);
 }
 
 function exactShare(report: Report): number {

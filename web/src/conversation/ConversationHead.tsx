@@ -1,18 +1,16 @@
 /** The title of the conversation and what can be done with all of it. */
 import { useState } from "preact/hooks";
-import { signal } from "@preact/signals";
 import { exportSession } from "../api/sessions";
 import { IconButton } from "../design/controls";
 import { Menu } from "../design/Menu";
 import { DeleteDialog, RenameDialog } from "../sidebar/ConversationDialogs";
 import { sessionOf } from "../state/conversations";
 import { saveBlob } from "../state/save";
+import { sidebarOpen } from "../state/sidebar";
 import type { Thread } from "../state/thread";
 import { attempt } from "../state/attempt";
 import { t } from "../text";
 import styles from "./conversation.module.css";
-
-export const sidebarOpen = signal(false);
 
 export function ConversationHead({ thread }: { thread: Thread | null }) {
   const [dialog, setDialog] = useState<"rename" | "delete" | null>(null);

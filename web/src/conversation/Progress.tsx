@@ -49,6 +49,7 @@ function stageOf(live: Live, now: number): { words: string; share: number | null
     const values = { done: count(progress.processed), total: count(progress.total), eta: seconds(left_s) };
     return { words: t("stage.reading", values), share: progress.processed / progress.total };
   }
+  if (live.thoughts !== "") return { words: t("stage.thinking"), share: null };
   const planned = live.planned.value;
   if (planned && live.stage.value !== "answering") {
     const left_s = planned.predicted_ttft_s - (now - live.startedAt) / 1000;

@@ -3,6 +3,7 @@
  * page and screen readers find them), near ones are shown in full. Stays at the end while one is there.
  */
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { Boundary } from "../design/Boundary";
 import { memo } from "../design/memo";
 import { Icon } from "../design/Icon";
 import type { Entry } from "../state/entry";
@@ -113,10 +114,10 @@ const Turn = memo(function Turn({ entry, question, thread, nearness, isLast }: T
     >
       {!shown ? (
         <div class={styles["plain"]}>{entry.text.value.slice(0, PLAIN_CHARS)}</div>
-      ) : entry.speaker === "user" ? (
-        <Question entry={entry} thread={thread} />
       ) : (
-        <Answer entry={entry} question={question} thread={thread} isLast={isLast} />
+        <Boundary of={entry.key}>
+          {entry.speaker === "user" ? <Question entry={entry} thread={thread} /> : <Answer entry={entry} question={question} thread={thread} isLast={isLast} />}
+        </Boundary>
       )}
     </li>
   );

@@ -1,13 +1,14 @@
 /** Copies a text, and says that it did. */
 import { useState } from "preact/hooks";
 import { announce } from "../state/announcer";
+import { attempt } from "../state/attempt";
 import { t } from "../text";
 import { IconButton } from "./controls";
 
 export function Copy({ text, label }: { text: () => string; label: string }) {
   const [done, setDone] = useState(false);
   const copy = async () => {
-    await copyText(text());
+    if (!(await attempt(() => copyText(text())))) return; // the browser forbids it
     setDone(true);
     announce(t("copied"));
     setTimeout(() => setDone(false), 1500);

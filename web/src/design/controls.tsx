@@ -119,7 +119,7 @@ export function Failure({ error, onRetry }: { error: unknown; onRetry?: (() => v
         {details && (
           <details>
             <summary>{t("error.details")}</summary>
-            {details}
+            <span lang="en">{details}</span>
           </details>
         )}
       </Notice>

@@ -11,8 +11,15 @@ function closing(text: string, from: number, mark: string): [number, number] | n
   return end < 0 ? null : [end, end + mark.length];
 }
 
-/** The inline formula at `start`: its text, whether it stands alone, and where it ends. */
-export function formulaAt(text: string, start: number): { tex: string; display: boolean; end: number } | null {
+/**
+ * The inline formula at `start`: its text, whether it stands alone, and where it ends. `unclosed` holds the marks that
+ * don't come any more in this text, so that thousands that only open are looked through once.
+ */
+export function formulaAt(
+  text: string,
+  start: number,
+  unclosed = new Set<string>(),
+): { tex: string; display: boolean; end: number } | null {
   const two = text.slice(start, start + 2);
   const [open, close, display] =
     two === "$$"
@@ -24,8 +31,9 @@ export function formulaAt(text: string, start: number): { tex: string; display: 
           : text[start] === "$"
             ? ["$", "$", false]
             : ["", "", false];
-  if (!open || !close) return null;
+  if (!open || !close || unclosed.has(close)) return null;
   const found = closing(text, start + open.length, close);
+  if (!found) unclosed.add(close);
   if (!found) return null;
   const tex = text.slice(start + open.length, found[0]);
   if (tex.trim() === "") return null;
@@ -34,10 +42,14 @@ export function formulaAt(text: string, start: number): { tex: string; display: 
   return { tex: tex.trim(), display, end: found[1] };
 }
 
+const unclosedIn = new WeakMap<StateInline, Set<string>>();
+
 function inlineRule(state: StateInline, silent: boolean): boolean {
   const code = state.src.charCodeAt(state.pos);
   if (code !== DOLLAR && code !== BACKSLASH) return false;
-  const found = formulaAt(state.src, state.pos);
+  const unclosed = unclosedIn.get(state) ?? new Set();
+  unclosedIn.set(state, unclosed);
+  const found = formulaAt(state.src, state.pos, unclosed);
   if (!found || found.end > state.posMax) return false;
   if (!silent) {
     const token = state.push("formula", "", 0);
@@ -50,11 +62,17 @@ function inlineRule(state: StateInline, silent: boolean): boolean {
 
 const FENCES: Record<string, string> = { $$: "$$", "\\[": "\\]" };
 
+/** By mark, the line before which no formula ends well: thousands that only open are looked through once. */
+const barrenIn = new WeakMap<StateBlock, Map<string, number>>();
+
 /** A formula that begins a line and may span several. */
 function blockRule(state: StateBlock, startLine: number, endLine: number, silent: boolean): boolean {
   const start = state.bMarks[startLine]! + state.tShift[startLine]!;
   const close = FENCES[state.src.slice(start, start + 2)];
   if (!close || state.sCount[startLine]! - state.blkIndent >= 4) return false;
+  const barren = barrenIn.get(state) ?? new Map<string, number>();
+  barrenIn.set(state, barren);
+  if (startLine < (barren.get(close) ?? 0)) return false;
   const lines: string[] = [];
   for (let line = startLine; line < endLine; line++) {
     const from = line === startLine ? start + 2 : state.bMarks[line]! + Math.min(state.tShift[line]!, state.blkIndent);
@@ -64,7 +82,10 @@ function blockRule(state: StateBlock, startLine: number, endLine: number, silent
       lines.push(text);
       continue;
     }
-    if (text.slice(end + 2).trim() !== "") return false; // text goes on behind it: a formula in a line
+    if (text.slice(end + 2).trim() !== "") {
+      barren.set(close, line);
+      return false; // text goes on behind it: a formula in a line
+    }
     lines.push(text.slice(0, end));
     if (silent) return true;
     const token = state.push("formula", "", 0);
@@ -75,6 +96,7 @@ function blockRule(state: StateBlock, startLine: number, endLine: number, silent
     state.line = line + 1;
     return true;
   }
+  barren.set(close, endLine);
   return false;
 }
 

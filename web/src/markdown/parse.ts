@@ -103,14 +103,22 @@ function leafOf(token: Token): Leaf {
 
 /**
  * The blocks of a text that grows at its end. A block that another one follows can't change any more (but for link
- * definitions, which models don't write), so only the last one is ever looked at again.
+ * definitions, which models don't write), so only the last one is ever looked at again; and a huge one, which is shown
+ * as it is, only after it has grown by much.
  */
 export class Blocks {
   readonly settled: string[] = [];
   last = "";
+  private nextLook = 0;
 
   add(text: string): void {
+    const piece = 2 * MAX_BLOCK_CHARS;
+    for (let at = 0; at < text.length; at += piece) this.addPiece(text.slice(at, at + piece));
+  }
+
+  private addPiece(text: string): void {
     this.last += text;
+    if (this.last.length < this.nextLook) return;
     for (let borders = this.borders(); borders.length > 0; borders = this.last.length > MAX_BLOCK_CHARS ? this.borders() : []) {
       let from = 0;
       for (const to of borders) {
@@ -119,6 +127,7 @@ export class Blocks {
       }
       this.last = this.last.slice(from);
     }
+    this.nextLook = this.last.length > MAX_BLOCK_CHARS ? this.last.length + MAX_BLOCK_CHARS / 8 : 0;
   }
 
   /** Where the top-level blocks of `last` begin, without the first; or where one that is too large must be cut. */
@@ -166,6 +175,6 @@ const MAX_SPLIT_CHARS = 256 * 1024;
 export function blocksOf(text: string): string[] {
   const split = text.length > MAX_SPLIT_CHARS ? cutBefore(text, MAX_SPLIT_CHARS) : text.length;
   const blocks = new Blocks();
-  for (let at = 0; at < split; at += 2 * MAX_BLOCK_CHARS) blocks.add(text.slice(at, Math.min(split, at + 2 * MAX_BLOCK_CHARS)));
+  blocks.add(text.slice(0, split));
   return [...blocks.settled, blocks.last, text.slice(split)].filter((each) => each !== "");
 }

@@ -1,7 +1,7 @@
 /** What is kept of the user: facts with where they were said, the summaries of conversations, all of it as a file, and its end. */
 import { useState } from "preact/hooks";
 import { exportMemory } from "../api/memory";
-import { sidebarOpen } from "../conversation/ConversationHead";
+import { sidebarOpen } from "../state/sidebar";
 import { Button, IconButton } from "../design/controls";
 import { Icon } from "../design/Icon";
 import { attempt } from "../state/attempt";

@@ -12,13 +12,14 @@ import styles from "./memory.module.css";
 
 export function Summaries() {
   const all = sessions.value ?? [];
-  const [session, setSession] = useState<string | null>(all.find((each) => each.turns > 0)?.id ?? null);
-  if (session === null) return <p class={styles["empty"]}>{t("summary.none")}</p>;
+  const [chosen, setChosen] = useState<string | null>(null);
+  const session = chosen ?? all.find((each) => each.turns > 0)?.id;
+  if (session === undefined) return <p class={styles["empty"]}>{t("summary.none")}</p>;
   return (
     <>
       <label class={styles["pick"]}>
         {t("summary.of")}
-        <select value={session} onChange={(event) => setSession(event.currentTarget.value)}>
+        <select value={session} onChange={(event) => setChosen(event.currentTarget.value)}>
           {all.map((each) => (
             <option key={each.id} value={each.id}>
               {each.title || t("conversation.untitled")}

@@ -1,6 +1,6 @@
 /** The keyboard's shortcuts: one table for the dialog that shows them and for the page that obeys them. */
 import { focusComposer } from "../composer/Composer";
-import { sidebarOpen } from "../conversation/ConversationHead";
+import { sidebarOpen } from "../state/sidebar";
 import { families } from "../state/conversations";
 import { closePanel, panel } from "../state/panel";
 import { openConversation, route } from "../state/route";

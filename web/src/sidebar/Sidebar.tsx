@@ -4,7 +4,7 @@ import { Failure, IconButton, Button } from "../design/controls";
 import { Icon, Mark } from "../design/Icon";
 import { families, listFailure, loadSessions, sessions } from "../state/conversations";
 import { go, openConversation, route } from "../state/route";
-import { sidebarOpen } from "../conversation/ConversationHead";
+import { sidebarOpen } from "../state/sidebar";
 import { dialog } from "../settings/dialogs";
 import { t } from "../text";
 import { FamilyRow } from "./FamilyRow";

@@ -4,7 +4,7 @@ import type { Machine } from "../api/types";
 import { Notice, Spinner } from "../design/controls";
 import { Icon } from "../design/Icon";
 import { loadMachine, machine, models } from "../state/models";
-import { bytes, count, t } from "../text";
+import { bytes, count, inWords, t } from "../text";
 import styles from "./start.module.css";
 
 export function MachineCard() {
@@ -32,9 +32,14 @@ export function MachineCard() {
           </div>
         ))}
       </dl>
-      {(known.warnings ?? []).map((each) => (
-        <Notice key={each} tone="warn">{each}</Notice>
-      ))}
+      {(known.checks ?? [])
+        .filter((each) => each.state !== "ok")
+        .map((each) => (
+          <Notice key={each.name} tone="warn">
+            <p>{inWords(`machine.check.${each.name}.${each.state}`, each.detail)}</p>
+            {each.fix && <code>{each.fix}</code>}
+          </Notice>
+        ))}
     </div>
   );
 }

@@ -1,6 +1,6 @@
 /** The beginning of a conversation. For somebody who comes the first time, a guide: the machine, a document, a question. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { listFiles } from "../api/files";
+import { newestFiles } from "../api/files";
 import type { FileObject } from "../api/types";
 import { focusComposer, take } from "../composer/Composer";
 import { Button } from "../design/controls";
@@ -12,12 +12,13 @@ import { MachineCard } from "./MachineCard";
 import styles from "./start.module.css";
 
 const RECENT = 4;
+const LOOKED_AT = 20; // some couldn't be read
 
 export function Welcome() {
   const [files, setFiles] = useState<readonly FileObject[] | null>(null);
   useEffect(() => {
     let left = false;
-    listFiles().then(
+    newestFiles(LOOKED_AT).then(
       (found) => left || setFiles(found),
       () => left || setFiles([]), // the sidebar says that the server can't be reached
     );

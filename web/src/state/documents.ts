@@ -1,6 +1,6 @@
 /** Documents by id, kept up to date while the server reads them; and one that is on its way to the server. */
 import { signal, type Signal } from "@preact/signals";
-import { isGone, readFile, upload } from "../api/files";
+import { deleteFile, isGone, readFile, upload } from "../api/files";
 import type { FileObject } from "../api/types";
 
 export type Known = { state: "loading" } | { state: "known"; file: FileObject } | { state: "gone" };
@@ -20,14 +20,21 @@ export function documentOf(id: string): Signal<Known> {
   return known;
 }
 
-function note(file: FileObject): void {
-  const known = documents.get(file.id);
-  if (known) known.value = { state: "known", file };
-  else {
-    const fresh = signal<Known>({ state: "known", file });
-    documents.set(file.id, fresh);
-    void watch(file.id, fresh);
+/** The same of a document that was just read of; it is asked for again only while the server reads it. */
+export function knownDocument(file: FileObject): Signal<Known> {
+  let known = documents.get(file.id);
+  if (!known) {
+    known = signal<Known>({ state: "known", file });
+    documents.set(file.id, known);
+    void watch(file.id, known);
   }
+  return known;
+}
+
+export async function deleteDocument(id: string): Promise<void> {
+  await deleteFile(id);
+  const known = documents.get(id);
+  if (known) known.value = { state: "gone" };
 }
 
 /** Asks until the document is read. A server that can't be reached, or that refuses, is asked less and less often. */
@@ -73,7 +80,7 @@ export class Attachment {
   private async send(file: File): Promise<void> {
     try {
       const stored = await upload(file, (share) => (this.sent.value = share), this.leaving.signal);
-      note(stored);
+      knownDocument(stored);
       this.id.value = stored.id;
     } catch (error) {
       if (!this.leaving.signal.aborted) this.failure.value = error;

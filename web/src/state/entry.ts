@@ -17,20 +17,33 @@ export class Live {
   readonly frame = signal(0);
   readonly blocks = new Blocks();
   heardAt = performance.now();
+  thoughts = "";
   private coming = "";
+  private scheduled = false;
 
   addText(text: string): void {
     if (this.firstText_s.value === null) this.firstText_s.value = (performance.now() - this.startedAt) / 1000;
-    if (this.coming === "") requestAnimationFrame(() => this.take());
     this.coming += text;
+    this.schedule();
+  }
+
+  addThought(text: string): void {
+    this.thoughts += text;
+    this.schedule();
   }
 
   get text(): string {
     return this.blocks.settled.join("") + this.blocks.last + this.coming;
   }
 
+  private schedule(): void {
+    if (!this.scheduled) requestAnimationFrame(() => this.take());
+    this.scheduled = true;
+  }
+
   /** Hundreds of pieces may have come with one packet: finding their blocks once costs what one piece does. */
   private take(): void {
+    this.scheduled = false;
     this.blocks.add(this.coming);
     this.coming = "";
     this.frame.value++;
@@ -46,6 +59,8 @@ export class Entry {
   readonly usage = signal<Usage | null>(null);
   readonly finish = signal<FinishReason | null>(null);
   readonly answerId = signal<string | null>(null);
+  /** What the model thought before it answered; the server doesn't keep it. */
+  readonly thoughts = signal("");
   readonly failure = signal<unknown>(null);
   /** The server forgot the answer before it was complete: it was restarted, or nobody read for too long. */
   readonly torn = signal(false);

@@ -229,6 +229,9 @@ export class Thread {
       case "citation":
         live.citations.value = [...live.citations.peek(), event.citation];
         break;
+      case "thought":
+        live.addThought(event.text);
+        break;
       case "text":
         live.addText(event.text);
         break;
@@ -251,6 +254,7 @@ export class Thread {
   private async settle(question: Entry, reply: Entry): Promise<void> {
     const live = reply.live.peek();
     if (reply.turn.peek() === null) reply.text.value = live?.text ?? ""; // else the whole of it was adopted already
+    reply.thoughts.value = live?.thoughts ?? "";
     if (this.stopping && reply.finish.peek() === null) reply.finish.value = "cancelled";
     if (reply.finish.peek() === null && reply.failure.peek() === null) reply.finish.value = "error";
     if (this.sent) await this.fateOf(question, reply);

@@ -21,6 +21,11 @@ export function hasText(key: string): key is Key {
   return key in en;
 }
 
+/** What the server says in English, with its figures; in another language our text for what it says, where there is one. */
+export function inWords(key: string, servers: string): string {
+  return language.value === "en" || !hasText(key) ? servers : t(key);
+}
+
 /** A number with its thousands set apart. */
 export function count(n: number): string {
   return new Intl.NumberFormat(LOCALES[language.value]).format(n);
