@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 from perilune.core import FileStatus
 from perilune.service.ports import Caller
 
-from .conftest import Serve, Server
+from .conftest import Serve, Server, eventually
 from .fakes import FakeService
 from .stored import MAX_BYTES, Stored, stored_service
 from .test_files import FORM, multipart
@@ -112,6 +113,28 @@ async def test_what_is_wrong_with_an_upload(serve: Serve, tmp_path: Path) -> Non
             await uploads.cancel("upload_none")
         assert stored.library.list_files("local") == []
         assert not list(tmp_path.glob("files/*/part_*"))
+
+
+async def test_a_part_cut_by_the_client_is_no_part(serve: Serve, tmp_path: Path) -> None:
+    """Nothing of it stays, and the part can be sent again."""
+    async with running(serve, tmp_path) as (server, _):
+        data = os.urandom(2_500_000)
+        upload = await created(server, len(data))
+        body = multipart(('name="data"; filename="upload"', data))
+        path = f"/v1/uploads/{upload.id}/parts"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {FORM['content-type']}\r\n"
+        _, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:2_000_000])
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await eventually(lambda: 'parts",status="499"' in server.shown_metrics())
+        assert not list(tmp_path.glob("files/*/part_*"))
+        part = await server.client.uploads.parts.create(upload.id, data=data)
+        assert len(list(tmp_path.glob("files/*/part_*"))) == 1
+        done = await server.client.uploads.complete(upload.id, part_ids=[part.id])
+        assert done.file is not None
+        assert (await server.client.files.content(done.file.id)).content == data
 
 
 async def test_other_tenants_uploads_are_not_found(serve: Serve, tmp_path: Path) -> None:

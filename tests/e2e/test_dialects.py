@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import random
 import signal
 import time
@@ -12,6 +15,7 @@ import anthropic
 import openai
 import pytest
 
+from .calls import call
 from .conftest import MODEL, Server, new_home, serving
 from .streams import FIRST_S, SILENCE_S, Lateness, cut_after, events_in, long_prompt, requests_of, timed
 
@@ -293,3 +297,83 @@ def test_balance(server: Server) -> None:
     found = server.client.get("/users/me/balance", cast_to=object)
     assert found["status"] is True  # type: ignore[index]
     assert found["data"]["available_balance"] == found["data"]["cash_balance"] > 0  # type: ignore[index]
+
+
+def test_messages_cites_the_characters_of_a_document(server: Server) -> None:
+    text = "The mill stands by the Oder. The rent of the mill is 940 crowns a month. Rain falls often here."
+    source = {"type": "text", "media_type": "text/plain", "data": text}
+    document = {"type": "document", "source": source, "title": "Lease", "citations": {"enabled": True}}
+    question = {"type": "text", "text": "Repeat the sentence about the rent of the mill."}
+    ask: Any = {"model": MODEL, "max_tokens": 40, "messages": [{"role": "user", "content": [document, question]}]}
+    with anthropic.Anthropic(base_url=server.url, api_key="any", max_retries=0, timeout=300) as client:
+        (block,) = client.messages.create(**ask, extra_body={"temperature": 0}).content
+        with client.messages.stream(**ask, extra_body={"temperature": 0}) as stream:
+            streamed: Any = stream.get_final_message().content[0]
+    assert block.citations, block.text
+    for found in block.citations:
+        assert (found.type, found.document_index, found.document_title) == ("char_location", 0, "Lease")
+        assert text[found.start_char_index : found.end_char_index] == found.cited_text
+    assert any("940 crowns" in found.cited_text for found in block.citations)
+    assert (streamed.text, streamed.citations) == (block.text, block.citations)
+
+
+def _doubling(levels: int) -> dict[str, Any]:
+    """Written out it would be 2 ** levels forms."""
+    twice = {
+        f"a{at}": {"type": "array", "prefixItems": [{"$ref": f"#/$defs/a{at + 1}"}] * 2, "minItems": 2}
+        for at in range(levels)
+    }
+    return {"$ref": "#/$defs/a0", "$defs": {**twice, f"a{levels}": {"type": "null"}}}
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "itself": {"$ref": "#"},
+    "ring": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "doubling": _doubling(40),
+    "allOf": {"allOf": [{"anyOf": [{"pattern": "(a|b)" * size}, {"maxLength": size}]} for size in range(12)]},
+    "enum": {"enum": [f"value {at}" for at in range(20_000)]},
+    "backtracking": {"type": "string", "pattern": "^(([a-z]+)*)*$"},
+    "backreference": {"type": "string", "pattern": "^(a+)\\1$"},
+    "repeats": {"type": "string", "pattern": "^((a{1,500}){1,500}){1,500}$"},
+}
+REFUSED = {"itself", "ring", "allOf", "enum", "backreference"}
+"""The others are followed: without backtracking, and never written out."""
+
+
+def formed(schema: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The form as each dialect asks for it."""
+    messages = [{"role": "user", "content": "Go on."}]
+    chat = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
+    text = {"format": {"type": "json_schema", "name": "form", "schema": schema}}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    return {
+        "chat": ("/v1/chat/completions", {"messages": messages, "max_tokens": 1, "response_format": chat}),
+        "responses": ("/v1/responses", {"input": "Go on.", "max_output_tokens": 1, "text": text}),
+        "messages": ("/v1/messages", {"messages": messages, "max_tokens": 1, "output_config": form}),
+    }
+
+
+def spent_s(server: Server) -> float:
+    """CPU seconds of the server and of what it started."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+            if str(server.process.pid) in (stat.parent.name, fields[1]):
+                ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_schema_that_explodes_is_followed_or_refused_in_each_dialect(server: Server, bomb: str) -> None:
+    call(server, "any", "POST", "/v1/chat/completions", {"model": MODEL, **formed({"type": "null"})["chat"][1]})
+    before_bytes, before_s = server.resident_bytes(), spent_s(server)
+    for dialect, (path, body) in formed(BOMBS[bomb]).items():
+        reply = call(server, "any", "POST", path, {"model": MODEL, **body})
+        assert reply.status == (400 if bomb in REFUSED else 200), reply.body
+        if bomb in REFUSED:
+            error = json.loads(reply.body)["error"]
+            kind = {"type", "message"} if dialect == "messages" else {"message", "type", "param", "code"}
+            assert (set(error), error["type"]) == (kind, "invalid_request_error")
+    assert spent_s(server) - before_s < 3 * 3.0
+    assert server.resident_bytes() - before_bytes < 200 * 1024**2
