@@ -172,7 +172,7 @@ class WholeMessage(_Message):
         blocks: list[dict[str, Any]] = []
         if self._thoughts:
             blocks.append({"type": "thinking", "thinking": "".join(self._thoughts), "signature": SIGNATURE})
-        if text or not self._calls:
+        if text or not (self._calls or self._thoughts):
             blocks.append({"type": "text", "text": text, "citations": self._citations or None})
         for call, arguments in zip(self._calls, self._arguments, strict=True):
             blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": _input(arguments)})
