@@ -156,7 +156,7 @@ def test_the_card_tells_all_that_is_known(desks: Opener, server: Server) -> None
         "on this machine",
         "712 tokens read, 31 written",
         "north (big): timeout",
-        "email: 2",
+        "e-mail addresses: 2",
         "residence:",
         "one sentence of the summary",
     ):

@@ -5,7 +5,7 @@ import { test } from "node:test";
 import en from "../src/text/en.json";
 import zh from "../src/text/zh.json";
 import { Refused, Unreachable } from "../src/api/client";
-import { count, hasText, inWords, language, seconds, t } from "../src/text";
+import { count, hasText, inWords, language, named, seconds, t } from "../src/text";
 import { lineOf } from "../src/text/failures";
 
 const places = (text: string) => (text.match(/\{\w+\}/g) ?? []).sort().join();
@@ -62,5 +62,13 @@ test("what the server says is shown in the reader's language by its code", () =>
   assert.equal(lineOf(new Unreachable("")), zh["error.offline"]);
   assert.equal(inWords("machine.check.disk.warning", "Disk: 3 GB"), zh["machine.check.disk.warning"]);
   assert.equal(inWords("machine.check.tape.warning", "Tape: torn"), "Tape: torn");
+  language.value = "en";
+});
+
+test("codes have names, and one of tomorrow stands for itself", () => {
+  language.value = "zh";
+  assert.equal(named("outcome", "timed_out"), zh["outcome.timed_out"]);
+  assert.equal(named("taken", "email"), zh["taken.email"]);
+  assert.equal(named("taken", "of_tomorrow"), "of_tomorrow");
   language.value = "en";
 });

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import type { Report, Usage } from "../api/types";
 import { Icon } from "../design/Icon";
 import { openConversation } from "../state/route";
-import { count, inWords, percent, roughly, seconds, t } from "../text";
+import { count, inWords, named, percent, roughly, seconds, t } from "../text";
 import { TokenBar, shownTokens } from "./TokenBar";
 import styles from "./card.module.css";
 
@@ -107,12 +107,12 @@ function Details({ report, usage }: { report: Report; usage: Usage | null }) {
       {report.answer_cache && <Row name={t("card.again")}>{t("card.again.value", { question: report.answer_cache.question, age: seconds(report.answer_cache.age_s) })}</Row>}
       {report.taken_out && Object.keys(report.taken_out).length > 0 && (
         <Row name={t("card.takenout")}>
-          {Object.entries(report.taken_out).map(([kind, n]) => `${kind}: ${count(n)}`).join(", ")}
+          {Object.entries(report.taken_out).map(([kind, n]) => `${named("taken", kind)}: ${count(n)}`).join(", ")}
         </Row>
       )}
       {(report.attempts ?? []).length > 0 && (
         <Row name={t("card.attempts")}>
-          {report.attempts?.map((each) => `${each.backend} (${each.model}): ${each.outcome}, ${seconds(each.seconds)}`).join("; ")}
+          {report.attempts?.map((each) => `${each.backend} (${each.model}): ${named("outcome", each.outcome)}, ${seconds(each.seconds)}`).join("; ")}
         </Row>
       )}
       {memory && memory.profile.length + memory.summary.length > 0 && (

@@ -26,6 +26,12 @@ export function inWords(key: string, servers: string): string {
   return language.value === "en" || !hasText(key) ? servers : t(key);
 }
 
+/** What one of the server's codes is called; one that is newer than this page stands for itself. */
+export function named(kind: "outcome" | "taken", code: string): string {
+  const key = `${kind}.${code}`;
+  return hasText(key) ? t(key) : code;
+}
+
 /** A number with its thousands set apart. */
 export function count(n: number): string {
   return new Intl.NumberFormat(LOCALES[language.value]).format(n);
