@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 import perilune
 from perilune.api.openapi_operations import OPERATIONS, SCHEMAS
-from perilune.api.operations.table import USUAL, Operation, Query, Schema, ref, shape
+from perilune.api.operations.table import USUAL, Operation, Query, Schema, ref, shape, some
 from perilune.api.wire import json_response
 
 PATH = "/openapi.json"
@@ -145,7 +145,8 @@ def _responses(each: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": ok}
     for status in sorted({*USUAL, *each.fails}):
         headers = [*usual, *_of_status(status)]
-        shown = {"application/json": {"schema": schema}}
+        own = status == 503 and each.busy is not None
+        shown = {"application/json": {"schema": some(schema, each.busy) if own else schema}}
         responses[str(status)] = {"description": _REASONS[status], "content": shown, "headers": _refs(*headers)}
     return responses
 

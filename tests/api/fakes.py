@@ -294,7 +294,31 @@ class FakeService:
 
     def machine(self) -> dict[str, Any]:
         check = {"name": "disk", "state": "warning", "detail": "little", "fix": "perilune kv rm --all"}
-        return {"object": "machine", "fit": "ok", "warnings": ["Disk: little"], "checks": [check]}
+        return {
+            "object": "machine",
+            "version": "1.0",
+            "model": {
+                "id": MODEL,
+                "parameters": 135,
+                "window_tokens": 8192,
+                "languages": ["en"],
+                "licence": None,
+                "bytes": 98,
+                "runtime": "torch",
+            },
+            "cores": 2,
+            "memory": dict.fromkeys(("total_bytes", "free_bytes", "model_bytes", "kv_bytes", "kv_tokens"), 1),
+            "fit": "ok",
+            "rates": {
+                "measured": True,
+                "prefill_tokens_per_s": 900.0,
+                "decode_tokens_per_s": 40.0,
+                "tokens_within_deadline": 4000,
+            },
+            "kernels": {"path": "portable", "native": False},
+            "warnings": ["Disk: little"],
+            "checks": [check],
+        }
 
     async def forget_everything(self, tenant: str) -> None:
         self.documents.files.clear()

@@ -122,9 +122,10 @@ async def test_a_server_that_stops_says_so(serve: Serve, archive: Archive) -> No
     async with serve(FakeService(script=slowly(), responses=archive)) as server:
         queued = await server.client.responses.create(**ASK)
         await server.service.reached.wait()
-    assert (await archive.get("local", queued.id)).body["status"] == "failed"
+    stopped = (await archive.get("local", queued.id)).body
+    assert stopped["status"] == "failed"
     # one that was killed had no time to say it
-    body = {"id": "resp_killed", "status": "queued", "background": True, "output": []}
+    body = {**stopped, "id": "resp_killed", "status": "queued", "error": None}
     await archive.begin("local", [], body)
     async with serve(FakeService(responses=archive)) as server:
         killed = await server.client.responses.retrieve("resp_killed")

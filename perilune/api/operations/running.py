@@ -106,6 +106,7 @@ SCHEMAS: dict[str, Schema] = {
     ),
 }
 
+_STATUS = shape(status=TEXT)
 _STEPS = Query("steps", {"type": "integer", "minimum": 0, "maximum": 256})
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -122,8 +123,8 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/machine", "What this machine offers", ref("Machine"), fails=()),
     Operation("GET", "/v1/kv/health", "KV and attention", ref("KVHealth"), queries=(_STEPS,), fails=()),
     Operation("PUT", "/v1/kv/attention_debug", "Measure decode steps, or stop", shape(on=YES), fails=()),
-    Operation("GET", "/health", "Whether the process answers", shape(status=TEXT), fails=(), open=True),
-    Operation("GET", "/ready", "Whether it can be asked", shape(status=TEXT), fails=(), open=True),
+    Operation("GET", "/health", "Whether the process answers", _STATUS, fails=(), open=True),
+    Operation("GET", "/ready", "Whether it can be asked", _STATUS, fails=(), busy=_STATUS, open=True),
     Operation("GET", "/version", "The version", shape(version=TEXT), fails=(), open=True),
     Operation("GET", "/openapi.json", "This document", OBJECT, fails=(), open=True),
     Operation("GET", "/metrics", "Prometheus' metrics", texts=("text/plain",), fails=()),

@@ -128,7 +128,8 @@ class Operation:
     """`answer` is the schema of a JSON reply, `texts` are the other media types that it may have. `events` names
     the schema of a stream's events: of every reply where there is no `answer`, else of what a client may ask for;
     `lines` that of the lines of a reply in JSON Lines. `form` is a multipart body. `may_be_empty`: the body may be
-    left out. `fails` are its statuses beside the usual ones; `open`: it needs no key."""
+    left out. `fails` are its statuses beside the usual ones; `busy` is the schema of its own 503; `open`: it needs
+    no key."""
 
     method: str
     path: str
@@ -142,6 +143,7 @@ class Operation:
     texts: tuple[str, ...] = ()
     queries: tuple[Query, ...] = ()
     fails: tuple[int, ...] = (404,)
+    busy: Schema | None = None
     open: bool = False
 
 
