@@ -254,6 +254,7 @@ def test_a_backend_that_hangs_is_left_and_taken_up_again(pair: tuple[PeriluneSer
 PER_S, SECONDS, KILLED_S, IN_TIME_S = 25.0, 18.0, 5.0, 2.0
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_attainment_is_back_within_ten_seconds_of_a_backend_s_death(tmp_path: Path, smollm2_path: Path) -> None:
     """Open loop over two engines that compute nothing, so that only the change itself can make anybody late."""

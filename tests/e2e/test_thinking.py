@@ -44,6 +44,9 @@ def with_template(model: Path, template: str, target: Path) -> None:
     target.write_bytes(data[:at] + struct.pack("<Q", len(text)) + text + data[at + 8 + old :])
 
 
+pytestmark = pytest.mark.soak
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Server]:
     home = tmp_path_factory.mktemp("home")

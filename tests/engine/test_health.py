@@ -105,8 +105,8 @@ def codes(engine: EngineLoop, settings: Settings = SETTINGS) -> dict[str, str]:
 
 
 def found(kept: Kept, engine: EngineLoop) -> dict[str, str]:
-    """What is found within four rounds of questions: a busy neighbour can shift one round's shares of the time."""
-    for _ in range(4):
+    """What is found within ten rounds of questions: a busy neighbour can shift one round's shares of the time."""
+    for _ in range(10):
         engine.debug_attention(False)
         engine.debug_attention(True)
         kept.ask(engine)

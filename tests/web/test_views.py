@@ -360,8 +360,8 @@ def test_everything_is_done_with_keys_alone(
     expect(desk.questions.first).to_contain_text("Who is the harbour master?")
 
 
-LOOKS = ["light", "zh-phone-dark"]
-MORE_LOOKS = ["dark", "phone", "phone-dark", "zh", "zh-dark", "zh-phone"]
+LOOKS = ["light"]
+MORE_LOOKS = ["zh-phone-dark", "dark", "phone", "phone-dark", "zh", "zh-dark", "zh-phone"]
 
 
 @pytest.mark.parametrize("look", [*LOOKS, *(pytest.param(each, marks=pytest.mark.soak) for each in MORE_LOOKS)])
