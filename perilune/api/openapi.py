@@ -145,8 +145,8 @@ def _responses(each: Operation) -> dict[str, Any]:
     responses: dict[str, Any] = {"200": ok}
     for status in sorted({*USUAL, *each.fails}):
         headers = [*usual, *_of_status(status)]
-        own = status == 503 and each.busy is not None
-        shown = {"application/json": {"schema": some(schema, each.busy) if own else schema}}
+        own = each.busy if status == 503 else None
+        shown = {"application/json": {"schema": schema if own is None else some(schema, own)}}
         responses[str(status)] = {"description": _REASONS[status], "content": shown, "headers": _refs(*headers)}
     return responses
 
