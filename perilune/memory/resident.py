@@ -217,7 +217,7 @@ class Resident:
         self._tenants, self._sources, self._speakers = Codes(), Codes(), Codes()
         self._asked_s = self._let_go_s = 0.0
         self._filled = False  # it knew everything at one time
-        self._suspect = False  # it holds more than SQL
+        self._suspect = False  # it holds other entries than SQL
         self._working: threading.Thread | None = None
         self._closed = False
 
@@ -232,14 +232,17 @@ class Resident:
         behind it."""
         if entries > self._most or self._closed:
             return False
+        newest = self._newest()
         with self._lock:
-            if self._filled and self._count(tenant) < entries:
+            if self._filled and self._last < newest:
                 self._read_part(SOON)
-            behind = not self._filled or self._count(tenant) < entries
-            now_s = time.monotonic()
-            too_many = self._count(tenant) > entries and now_s - self._let_go_s > LET_GO_EVERY_S
-            self._suspect = self._suspect or too_many
-            if behind or too_many or len(self._segments) > _JOIN_AT:
+            count, now_s = self._count(tenant), time.monotonic()
+            behind = not self._filled or self._last < newest or count < entries
+            # Fewer, with everything new read: another process took ids before those and committed behind them.
+            differs = self._filled and self._last >= newest and count != entries
+            if differs and now_s - self._let_go_s > LET_GO_EVERY_S:
+                self._suspect = True
+            if behind or self._suspect or len(self._segments) > _JOIN_AT:
                 self._begin()
             if not behind and self._width and now_s - self._asked_s > VECTORS_EVERY_S:
                 self._asked_s = now_s
@@ -278,10 +281,10 @@ class Resident:
     def _work(self) -> None:
         """Read what is new, forget what is gone, join segments. A search that comes meanwhile isn't held up."""
         try:
-            while not self._closed and self._read_part(_READ):
-                time.sleep(0)  # others' turn
             if self._suspect:
                 self._let_go()
+            while not self._closed and self._read_part(_READ):
+                time.sleep(0)  # others' turn
             while not self._closed and self._join():
                 time.sleep(0)
         except Exception as error:  # a database that is busy or away: the next search begins it again
@@ -305,6 +308,12 @@ class Resident:
                 self._segments.append(self._segment(rows))
                 self._vectors_of(self._segments[-1], self._segments[-1].ids.tolist())
         return len(rows) == most
+
+    def _newest(self) -> int:
+        """The highest id that SQL has."""
+        with self._store.read() as connection:
+            newest = connection.execute(sa.select(sa.func.max(ENTRIES.c.id))).scalar()
+        return -1 if newest is None else int(newest)
 
     def _segment(self, rows: Sequence[sa.Row[tuple[object, ...]]]) -> Segment:
         columns = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
@@ -348,12 +357,17 @@ class Resident:
         return True
 
     def _let_go(self) -> None:
-        """Forget what SQL no longer has."""
+        """Forget what SQL no longer has; everything, to be read anew, where it has what was passed over."""
         self._let_go_s, self._suspect = time.monotonic(), False
         with self._lock:
-            segments = list(self._segments)
+            segments, last = list(self._segments), self._last
         with self._store.read() as connection:
             alive = np.array(connection.execute(sa.select(ENTRIES.c.id)).scalars().all(), np.int64)
+        held = np.concatenate([np.empty(0, np.int64), *(each.ids for each in segments)])
+        if not np.isin(alive[alive <= last], held).all():
+            with self._lock:
+                self._segments, self._last, self._filled = [], -1, False
+            return
         for segment in segments:
             mask = np.isin(segment.ids, alive)
             if not mask.all():

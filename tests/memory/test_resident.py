@@ -9,11 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 from perilune.memory import entries, resident, scoring
 from perilune.memory.indexer import decode
 from perilune.memory.memory import Memory, Turn
 from perilune.memory.resident import Resident
+from perilune.memory.schema import ENTRIES
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
 from perilune.memory.vectors.lance import LanceIndex
@@ -160,6 +162,40 @@ def test_it_follows_what_is_written_and_deleted(store: Store, monkeypatch: pytes
         time.sleep(0.01)
     assert made.words(ASKED, 50, Scope("acme", sources=("s0",))) == []
     assert len(made.nearest(unit(np.random.default_rng(0), 1)[0], 50, Scope("acme"))) == 20
+
+
+def test_as_much_that_is_new_as_was_deleted_is_found(store: Store) -> None:
+    """Another document instead of one: how many there are tells nothing."""
+    put(store, "acme", "s0", 20, 0)
+    made = filled(store, "acme")
+    with store.write() as connection:
+        entries.remove_source(connection, "acme", "s0")
+    put(store, "acme", "s1", 20, 1)
+    assert made.ready("acme", 20)
+    assert made.words(ASKED, 50, Scope("acme", sources=("s1",)))
+
+
+def test_what_another_process_wrote_late_under_earlier_ids_is_found(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL gives ids before it commits: what is newer may be there first."""
+    monkeypatch.setattr(resident, "LET_GO_EVERY_S", 0.0)
+    for number in range(3):
+        put(store, "acme", f"s{number}", 10, number)
+    with store.write() as connection:
+        late = connection.execute(sa.select(ENTRIES).where(ENTRIES.c.source_id == "s1")).mappings().all()
+        connection.execute(ENTRIES.delete().where(ENTRIES.c.source_id == "s1"))
+    made = Resident(store, MODEL, WIDTH)
+    until_s = time.monotonic() + 30
+    while not made.ready("acme", 20):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    with store.write() as connection:
+        connection.execute(ENTRIES.insert(), [dict(row) for row in late])
+    while not made.ready("acme", 30):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert made.words(ASKED, 50, Scope("acme", sources=("s1",)))
 
 
 def test_a_search_does_not_wait_for_much_that_is_new(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
