@@ -12,9 +12,9 @@ from perilune.errors import ConfigError
 from perilune.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from perilune.service.answer import Parts
     from perilune.service.backends.health import HealthRules
     from perilune.service.backends.openai import Address
+    from perilune.service.parts import Parts
     from perilune.service.pool import Backends
     from perilune.service.privacy.departure import Deidentified
     from perilune.service.routing import Target

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from perilune.engine.loop import EngineLoop
     from perilune.memory.keys import Keyring
     from perilune.memory.library import Library
-    from perilune.service.answer import Limits, Parts
     from perilune.service.backends.local import LocalBackend
     from perilune.service.compose import Composer
     from perilune.service.documents import DocumentService
     from perilune.service.machine import Machine
+    from perilune.service.parts import Limits, Parts
     from perilune.service.peak import Peak
     from perilune.service.predictor import Predictor
     from perilune.service.privacy.departure import Deidentified
@@ -58,9 +58,9 @@ def parts_of(rooms: Rooms, departure: Deidentified, forget_answers: Callable[[st
     """What every request uses. `forget_answers` hears whose kept answers are void."""
     from perilune.memory.language import detect
     from perilune.service.abstain import Abstain
-    from perilune.service.answer import Parts
     from perilune.service.backends.local import LocalBackend
     from perilune.service.compose import Composer
+    from perilune.service.parts import Parts
     from perilune.service.thinking import style_of
     from perilune.service.tools.formats import format_of
 
@@ -152,7 +152,7 @@ def _peak(opened: Opened) -> Peak:
 
 
 def _limits(settings: Settings) -> Limits:
-    from perilune.service.answer import Limits
+    from perilune.service.parts import Limits
 
     deadlines = settings.deadlines
     return Limits(

@@ -18,12 +18,12 @@ from perilune.service.ports import Caller
 if TYPE_CHECKING:
     from perilune.memory.batches import Batch
     from perilune.memory.keys import KeyOwner, Keyring
-    from perilune.service.answer import Parts
     from perilune.service.archive import Archive
     from perilune.service.batch.service import BatchService
     from perilune.service.caches.answers import AnswerCaches
     from perilune.service.documents import DocumentService
     from perilune.service.ledger import Ledger
+    from perilune.service.parts import Parts
     from perilune.service.pool import Backends
     from perilune.service.ratings import RatingService
     from perilune.service.retention import Retention

@@ -43,17 +43,14 @@ from perilune.errors import PeriluneError
 from perilune.memory.session_ids import profile_owner, session_owner, tenant_owner
 from perilune.service import background, languages, presets
 from perilune.service.abstain import Abstain, asks_back, disclosed, not_said, sentence
-from perilune.service.backends.local import LocalBackend
-from perilune.service.compose import Composer, Conversation, Prompt
-from perilune.service.documents import DocumentService, joint_owner
+from perilune.service.compose import Conversation, Prompt
+from perilune.service.documents import joint_owner
 from perilune.service.generate import Generation, Outcome
 from perilune.service.material import Material, MaterialReader
-from perilune.service.model import ServedModel
+from perilune.service.parts import ANSWER_RESERVE_TOKENS, WHOLE_CITATIONS, Parts
 from perilune.service.passages import citation, joined
-from perilune.service.peak import BUDGET_SHARE, Peak, cut_by_peak
+from perilune.service.peak import BUDGET_SHARE, cut_by_peak
 from perilune.service.planner import Facts, choose, too_long
-from perilune.service.ports import Grammars, Library, Tokenizer
-from perilune.service.predictor import Predictor
 from perilune.service.recall import (
     CANDIDATES,
     SPARE_TOKENS,
@@ -63,16 +60,9 @@ from perilune.service.recall import (
     with_turns,
 )
 from perilune.service.refine import Refined, Refiner
-from perilune.service.sessions import SessionService, Visit
+from perilune.service.sessions import Visit
 from perilune.service.telling import Telling
-from perilune.service.thinking import NO_THOUGHT, ThinkingStyle, citations_last
-from perilune.service.tools.formats import ToolFormat
-from perilune.service.web_search import WebSearch
-from perilune.telemetry import Telemetry
-
-ANSWER_RESERVE_TOKENS = 256
-"""Window kept for the answer when a context is judged to fit (less if `max_tokens` is less). A larger `max_tokens`
-is clipped to what the prompt leaves."""
+from perilune.service.thinking import NO_THOUGHT, citations_last
 
 QUANTILE = {
     ServiceClass.P0_INTERACTIVE: 0.99,
@@ -80,53 +70,6 @@ QUANTILE = {
     ServiceClass.P2_BATCH: 0.90,
 }
 """In which share of cases a plan has to be in time."""
-
-WHOLE_CITATIONS = 3
-"""Passages quoted beside an answer that read the whole document."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Deadlines and timeouts of the configuration, in seconds."""
-
-    interactive_s: float
-    document_s: float
-    reserve_s: float
-    timeout_s: float
-
-    def deadline_s(self, request: Request) -> float:
-        if request.deadline_s is not None:
-            return request.deadline_s
-        if request.service_class is ServiceClass.P0_INTERACTIVE:
-            return self.interactive_s
-        return self.document_s if request.service_class is ServiceClass.P1_DOCUMENT else self.timeout_s
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What every request uses."""
-
-    model: ServedModel
-    tokenizer: Tokenizer
-    composer: Composer
-    grammars: Grammars
-    tool_format: ToolFormat
-    library: Library
-    documents: DocumentService
-    sessions: SessionService
-    backend: LocalBackend
-    predictor: Predictor
-    salt_of: Callable[[str], bytes]
-    detect_language: Callable[[str], str | None]
-    limits: Limits
-    web: WebSearch
-    peak: Peak
-    clock: Callable[[], float]
-    telemetry: Telemetry
-    kv_of: Callable[[str], KVPolicy] = presets.all_full
-    preset: str = presets.AUTO
-    abstain: Abstain = Abstain.OFF
-    thinking: ThinkingStyle | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from perilune.core import (
 )
 from perilune.errors import ContextTooLong, InvalidRequest
 from perilune.memory.session_ids import tenant_owner
-from perilune.service.answer import Parts
 from perilune.service.generate import Generation
+from perilune.service.parts import Parts
 
 DEFAULT_TOKENS = 16
 """Of an answer whose length isn't asked for, as the dialect has it."""

@@ -37,9 +37,9 @@ from perilune.core import (
     Usage,
 )
 from perilune.errors import ContextTooLong, InvalidRequest, Overloaded, PeriluneError
-from perilune.service.answer import ANSWER_RESERVE_TOKENS, WHOLE_CITATIONS, Parts
 from perilune.service.backends.protocol import BackendDone, Call
 from perilune.service.material import READ, MaterialReader, coverage
+from perilune.service.parts import ANSWER_RESERVE_TOKENS, WHOLE_CITATIONS, Parts
 from perilune.service.planner import Facts, choose
 from perilune.service.recall import CANDIDATES, turn_citation
 from perilune.service.routing import Routed, Router, Target, Trace

@@ -33,13 +33,14 @@ from perilune.errors import InternalError, InvalidRequest, KeptHere, ModelNotFou
 from perilune.memory.embed.protocol import Embedded, Role
 from perilune.runtime.sampler import check_sampling
 from perilune.service.admission import Admission
-from perilune.service.answer import Answer, BetterElsewhere, Parts
+from perilune.service.answer import Answer, BetterElsewhere
 from perilune.service.archive import Archive
 from perilune.service.batch.service import BatchService
 from perilune.service.caches.answers import AnswerCaches, keeping, served
 from perilune.service.claims import verified
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, Reservation
+from perilune.service.parts import Parts
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, Embedding, KVView, ModelCard
 from perilune.service.ratings import RatingService

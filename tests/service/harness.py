@@ -27,7 +27,6 @@ from perilune.core import (
 from perilune.errors import InvalidRequest
 from perilune.memory.vector_stores import VectorStores
 from perilune.service.admission import Admission
-from perilune.service.answer import Limits, Parts
 from perilune.service.archive import Archive
 from perilune.service.backends.local import LocalBackend
 from perilune.service.backends.searxng import SearXNG
@@ -37,6 +36,7 @@ from perilune.service.compose import Composer
 from perilune.service.documents import DocumentService
 from perilune.service.ledger import Ledger, UsageRows
 from perilune.service.model import ServedModel
+from perilune.service.parts import Limits, Parts
 from perilune.service.peak import Peak
 from perilune.service.pool import Backends
 from perilune.service.ports import Caller, SessionStore
