@@ -176,11 +176,7 @@ def load_model(
     config = checkpoint.config
     spec = KVSpec(config.num_layers, config.num_kv_heads, config.head_dim, dtype, "")
     free = free_memory_bytes()
-    budget = kv_bytes or min(free // 4, MAX_DEFAULT_KV_BYTES)
-    size = _tier_size(spec, config, budget, num_blocks, tiers)
-    if size is not None and num_blocks is None:
-        budget = int(budget * (1 - SEGMENT_SHARE))
-    blocks = block_count(spec, num_blocks, budget, free)
+    blocks, size = _kv_sizes(spec, config, num_blocks, kv_bytes, tiers, free)
     longest = max(blocks * BLOCK_TOKENS, size.slots * SEGMENT_TOKENS if size is not None else 0)
     max_positions = min(config.max_context_tokens, longest)
     builder = WeightBuilder(merged, kernels, dtype, decode_weights, max_positions)
@@ -263,6 +259,22 @@ def content_hash(path: Path) -> str:
             with memoryview(mapped)[start : start + _HASHED_BYTES] as part:
                 digest.update(part)
     return digest.hexdigest()
+
+
+def _kv_sizes(
+    spec: KVSpec,
+    config: ModelConfig,
+    num_blocks: int | None,
+    kv_bytes: int,
+    tiers: TierSettings | None,
+    free_bytes: int,
+) -> tuple[int, TierSize | None]:
+    """Blocks of KV, and what closed segments get beside them. Raises as `load_model`."""
+    budget = kv_bytes or min(free_bytes // 4, MAX_DEFAULT_KV_BYTES)
+    size = _tier_size(spec, config, budget, num_blocks, tiers)
+    if size is not None and num_blocks is None:
+        budget = int(budget * (1 - SEGMENT_SHARE))
+    return block_count(spec, num_blocks, budget, free_bytes), size
 
 
 def _tier_size(
