@@ -31,8 +31,9 @@ web: setup
 	cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm ci --ignore-scripts --no-audit --no-fund
 	cd web && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent check && PATH="$(CURDIR)/$(VENV)/bin:$$PATH" npm run --silent build
 
+# One process more than CI's cores: tests of servers mostly wait.
 test: setup
-	$(PYTHON) -m pytest -m 'not soak' --numprocesses 2 --dist loadfile
+	$(PYTHON) -m pytest -m 'not soak' --numprocesses 3 --dist loadfile
 
 check: setup
 	$(VENV)/bin/ruff format --check .

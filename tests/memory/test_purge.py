@@ -32,8 +32,16 @@ def holding(home: Path, marker: str) -> list[str]:
     return [
         str(path.relative_to(home))
         for path in home.rglob("*")
-        if path.is_file() and any(form in data for data in _readings(path.read_bytes()) for form in forms)
+        if any(form in data for data in _readings(_bytes(path)) for form in forms)
     ]
+
+
+def _bytes(path: Path) -> bytes:
+    """Nothing of a folder, nor of a file that a server at work takes away just now."""
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except FileNotFoundError:
+        return b""
 
 
 def _readings(data: bytes) -> Iterator[bytes]:
