@@ -3,10 +3,11 @@
     python -m bench.live_mix [--quick] [--json FILE]
 
 One server a policy, the same engine and settings (`scheduler.policy`), one after the other, the same requests at
-the same times: `mix(SEED)`, a function of a seed that was committed before either policy was run. P0 is in time
-when its first token comes within 5 s of when it was due to be sent, P1 within 30 s. The simulator plays the same
-requests with the machine that `bench.simulator --record` fitted, where there is one (`simulated_*`), to see whether
-it orders the policies as the server does.
+the same times: `mix(SEED)`, a function of a seed that was committed before either policy was run, at a pace that
+asks `WORK` times what this machine was just measured to prefill: how late requests are is a matter of that share,
+and machines differ, also from themselves an hour ago. P0 is in time when its first token comes within 5 s of when
+it was due to be sent, P1 within 30 s. The simulator plays the same requests with the machine that `bench.simulator
+--record` fitted, where there is one (`simulated_*`), to see whether it orders the policies as the server does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import random
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.driver import say
@@ -38,6 +40,10 @@ P0_S, P1_S = 5.0, 30.0
 POLICIES = ("fcfs", "deadline")
 CHATS_PER_S, DOCUMENTS_PER_S, BATCHES_PER_S = 0.8, 0.2, 0.15
 BARS = {"p0_attainment": Bar(at_least=0.95, unit=""), "fcfs_p0_attainment": Bar(at_most=0.60, unit="")}
+WORK = 1.3
+"""Prompt tokens asked for, over what the machine prefills: more than it has, so that somebody must wait."""
+
+PROBES, PROBE_TOKENS = 4, 4000
 _DRAIN_S = 8.0
 
 
@@ -64,6 +70,23 @@ def _lengths(kind: ServiceClass, chance: random.Random) -> tuple[int, int]:
     if kind is ServiceClass.P1_DOCUMENT:
         return chance.randint(3000, 7000), chance.randint(24, 64)
     return chance.randint(1500, 5000), chance.randint(32, 96)
+
+
+def paced(seed: int, seconds: float, prefill_tokens_per_s: float) -> list[TraceRequest]:
+    """`seconds` of the mix, so fast that `WORK` of the machine is asked for."""
+    long = mix(seed, 10 * SECONDS)
+    asked = sum(request.prompt_tokens for request in long) / (10 * SECONDS)
+    pace = WORK * prefill_tokens_per_s / asked
+    return [replace(each, arrival_s=each.arrival_s / pace) for each in mix(seed, seconds * pace)]
+
+
+def prefill_rate() -> float:
+    """Prompt tokens a second of a server that has documents to read, and nothing else."""
+    asked = [TraceRequest(0.0, PROBE_TOKENS, 1, ServiceClass.P1_DOCUMENT, deadline_s=60.0)] * PROBES
+    found = live("fcfs", asked)
+    if any(each.status != 200 or each.total_s is None for each in found):
+        raise RuntimeError(f"The server didn't answer the probes: {[each.status for each in found]}.")
+    return PROBES * PROBE_TOKENS / max(each.total_s or 0.0 for each in found)
 
 
 def live(policy: str, requests: Sequence[TraceRequest]) -> list[Replayed]:
@@ -93,7 +116,8 @@ def simulated(policy: str, requests: Sequence[TraceRequest]) -> float | None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = parse_options("Mixed load on the real server, by policy.", argv, rounds=1)
-    requests = mix(SEED, QUICK_SECONDS if options.quick else SECONDS)
+    rate = prefill_rate()
+    requests = paced(SEED, QUICK_SECONDS if options.quick else SECONDS, rate)
     result = Result("live_mix", {}, describe(), [], quick=options.quick)
     before = CpuClock.now([os.getpid()])
     for policy in POLICIES:
@@ -109,7 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         result.figures[f"simulated_{prefix}p0_attainment"] = simulated(policy, requests)
         result.runs.append({"policy": policy, "classes": rows})
     result.machine["foreign_share"] = round(CpuClock.now([os.getpid()]).foreign_share(before), 3)
-    result.notes.append(f"{len(requests)} requests, seed {SEED}")
+    result.notes.append(
+        f"{len(requests)} requests, seed {SEED}; {rate:.0f} prompt tokens/s measured, {WORK} times that asked"
+    )
     finish(result, BARS, options)
 
 

@@ -15,7 +15,7 @@ from .conftest import new_home, serving
 from .streams import FIRST_S, SILENCE_S, Lateness, Timed, long_prompt, requests_of, timed
 
 LONG_S = 480.0
-WORDS = 700
+WORDS = 1200
 STREAMS = 48
 APART_S = 0.25
 

@@ -62,7 +62,6 @@ class BatchQueue:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._launching = asyncio.Lock()
         self._workflow: Callable[[str], None] | None = None
-        self._calls: set[concurrent.futures.Future[Any]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing = False
 
@@ -90,8 +89,8 @@ class BatchQueue:
         """Stop between two commits; at the next start everything goes on. Idempotent."""
         self._closing = True
         async with self._launching:
-            for call in list(self._calls):
-                call.cancel()
+            for task in self._tasks:
+                task.cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             if self._workflow is not None:
@@ -157,17 +156,15 @@ class BatchQueue:
         assert self._loop is not None
         if self._closing or self._loop.is_closed():
             raise _Stopped
-        call = asyncio.run_coroutine_threadsafe(self._until_done(work), self._loop)
-        self._calls.add(call)
         try:
-            return call.result()
+            return asyncio.run_coroutine_threadsafe(self._until_done(work), self._loop).result()
         except concurrent.futures.CancelledError:
             raise _Stopped from None
-        finally:
-            self._calls.discard(call)
 
     async def _until_done(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
         """A step doesn't fail: a full disk or a locked database is waited for. None where its batch is gone."""
+        if self._closing:  # since the thread looked
+            raise asyncio.CancelledError
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

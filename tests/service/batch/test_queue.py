@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +86,32 @@ async def test_the_next_life_goes_on_with_the_step_that_was_under_way(
     await asyncio.sleep(0.1)
     await queue.close()
     assert second.seen == ["1", "2", "finish"]
+
+
+@pytest.mark.parametrize("pause_s", [(0.3, 0.0), (0.0, 0.3)], ids=["before", "behind"])
+async def test_it_closes_although_a_step_is_just_being_handed_over(
+    tmp_path: Path, batch_id: str, monkeypatch: pytest.MonkeyPatch, pause_s: tuple[float, float]
+) -> None:
+    """A busy machine stops DBOS's thread anywhere: also between the step's begin and the next line."""
+    hand_over, reached = asyncio.run_coroutine_threadsafe, threading.Event()
+
+    def slowly(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> Any:
+        before_s, behind_s = pause_s if len(steps.seen) == 1 else (0.0, 0.0)
+        handed = None
+        if behind_s:
+            handed = hand_over(work, loop)
+        if before_s or behind_s:
+            reached.set()
+        time.sleep(before_s + behind_s)
+        return handed or hand_over(work, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", slowly)
+    steps = Steps(holds=0)
+    queue = BatchQueue(steps, tmp_path, poll_s=0.02)
+    await queue.put("local", batch_id)
+    await until(reached.is_set)
+    await asyncio.wait_for(queue.close(), WITHIN_S)
+    assert set(steps.seen) <= {"prepare", "0"}
 
 
 async def test_a_step_that_fails_is_tried_again_and_one_without_a_batch_ends(
