@@ -6,6 +6,7 @@ background in responses_background.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -61,12 +62,14 @@ class CreateResponse(ChatCompletions):
             yield
             return
         begun = WholeResponse(call, int(self._now()))
-        await archive.begin(tenant, call.items, begun.unfinished())
+        beginning = asyncio.ensure_future(archive.begin(tenant, call.items, begun.unfinished()))
         try:
+            await asyncio.shield(beginning)
             yield
         except BaseException:
-            if not call.background:
-                await archive.drop(tenant, begun.response_id)
+            # The row is written in a thread, which a client that leaves doesn't end: it is dropped behind that.
+            await asyncio.gather(beginning, return_exceptions=True)
+            await archive.drop(tenant, begun.response_id)
             raise
 
     async def _answered(self, call: ChatCall, send: Send, meter: AnswerMeter) -> None:

@@ -12,8 +12,8 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count, islice
-from math import ceil
+from itertools import islice
+from math import ceil, log, log1p
 from pathlib import Path
 from statistics import mean
 
@@ -34,6 +34,9 @@ most the other: 12 %, about what the seeds differ by."""
 
 LEAST_SHARE = 0.01
 """Of the rate that lone requests allow: slower ones aren't tried."""
+
+MOST_PER_S = 1e6
+"""Of a load: a trace that comes faster has all its requests at once."""
 
 LONE_GAP_S = 3600.0
 SHORT_TOKENS, SHORT_SHARE = 4096, 0.95
@@ -101,6 +104,11 @@ def run(traces: Sequence[Path], options: Options) -> None:
     machine = simulate.machine_named(options.machine)
     policy_named(options.policy)  # before anything takes time
     requests = sorted((r for path in traces for r in read_trace(path)), key=lambda r: r.arrival_s)
+    if not any(r.service_class in options.limits_s for r in requests):
+        raise InvalidRequest(
+            "All requests of the trace are batch work (P2), which may wait: any replica holds it.",
+            hint="Give a trace with P0 or P1.",
+        )
     load = own_rate(requests) if options.load is None else options.load
     status, found, begin = StatusLine(quiet=options.as_json), list[Found](), time.monotonic()
     try:
@@ -115,7 +123,7 @@ def run(traces: Sequence[Path], options: Options) -> None:
 
 def own_rate(requests: Sequence[TraceRequest]) -> float:
     """Requests a second. Raises `InvalidRequest` where a trace has no length in time."""
-    if not requests[-1].arrival_s:
+    if len(requests) > MOST_PER_S * requests[-1].arrival_s:
         raise InvalidRequest(
             "All requests of the trace arrive at once, so it has no rate.",
             hint="Name the load: --requests-per-second 2.",
@@ -256,20 +264,23 @@ def part(
     each time with prefixes of its own."""
     number = max(LEAST_REQUESTS, round(rate * options.minutes * 60))
     drawn = simulate.excerpt(requests, _whole(options, requests[-1].arrival_s), seed)
-    chance, share = random.Random(seed), rate / load
-    kept = list(islice((r for r in _endless(drawn) if share >= 1 or chance.random() < share), number))
+    kept = list(islice(_endless(drawn, rate / load, random.Random(seed)), number))
     stretch = number / rate / max(1e-9, kept[-1].arrival_s)
     return [replace(r, arrival_s=r.arrival_s * stretch) for r in kept]
 
 
-def _endless(drawn: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
-    """A part again and again, a mean gap behind its end."""
+def _endless(drawn: Sequence[TraceRequest], share: float, chance: random.Random) -> Iterator[TraceRequest]:
+    """A random share of a part that comes again and again, a mean gap behind its end. What isn't taken is skipped
+    in one step: of a very high load next to nothing is."""
     span_s = (drawn[-1].arrival_s or 1.0) * (1 + 1 / len(drawn))
     ids = 1 + max((number for r in drawn for number in r.hash_ids), default=0)
-    for turn in count():
-        for r in drawn:
-            names = tuple(turn * ids + number for number in r.hash_ids)
-            yield replace(r, arrival_s=r.arrival_s + turn * span_s, hash_ids=names)
+    at = -1
+    while True:
+        at += 1 if share >= 1 else 1 + int(log(1.0 - chance.random()) / log1p(-share))
+        turn, place = divmod(at, len(drawn))
+        r = drawn[place]
+        names = tuple(turn * ids + number for number in r.hash_ids)
+        yield replace(r, arrival_s=r.arrival_s + turn * span_s, hash_ids=names)
 
 
 def _whole(options: Options, span_s: float) -> simulate.Options:

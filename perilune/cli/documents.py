@@ -115,7 +115,14 @@ def check_paths(paths: Sequence[Path]) -> None:
 def read_sources(paths: Sequence[Path]) -> list[Source]:
     """Check every path, and join folders. Raises `NotFound`, `TooLarge` or `UnsupportedDocument`."""
     check_paths(paths)
-    return [_source(path) for path in paths]
+    sources: list[Source] = []
+    try:
+        for path in paths:
+            sources.append(_source(path))
+    except BaseException:
+        discard(sources)
+        raise
+    return sources
 
 
 def _source(path: Path) -> Source:

@@ -27,6 +27,9 @@ MOONCAKE_BLOCK_TOKENS = 512
 DOCUMENT_TOKENS = 8192
 """Requests of a trace with longer prompts are document work (P1), where it doesn't say."""
 
+_MOST_S = 1e12
+"""Of a time, before or after the epoch: 30,000 years."""
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
@@ -57,7 +60,7 @@ def read_trace(path: Path) -> list[TraceRequest]:
             requests = list(_read_csv(file) if first.startswith("TIMESTAMP") else _read_lines(file))
     except OSError as error:
         raise InvalidRequest(f"{path} can't be read: {error.strerror}.", hint="Name a trace file.") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, csv.Error) as error:
         raise InvalidRequest(
             f"{path} is no trace that is known here: {type(error).__name__}: {error}.",
             hint="Give a Mooncake (.jsonl) or Azure (.csv) trace or an own log; docs/scheduling.md has the fields.",
@@ -98,15 +101,22 @@ def _own(row: dict[str, Any]) -> TraceRequest:
         request,
         service_class=request.service_class if named is None else ServiceClass(int(str(named).removeprefix("P"))),
         tenant=str(row.get("tenant", DEFAULT_TENANT)),
-        deadline_s=row.get("deadline_s"),
-        ttl_s=row.get("ttl_s"),
+        deadline_s=_seconds(row, "deadline_s"),
+        ttl_s=_seconds(row, "ttl_s"),
         hash_ids=tuple(int(number) for number in row.get("hash_ids", ())),
     )
+
+
+def _seconds(row: dict[str, Any], name: str) -> float | None:
+    found = row.get(name)
+    return None if found is None else float(found)
 
 
 def _made(arrival_s: float, prompt_tokens: int, new_tokens: int) -> TraceRequest:
     if prompt_tokens < 0 or new_tokens < 0:
         raise ValueError("a negative number of tokens")
+    if not abs(arrival_s) < _MOST_S:
+        raise ValueError("a time that is none")
     long = prompt_tokens > DOCUMENT_TOKENS
     service_class = ServiceClass.P1_DOCUMENT if long else ServiceClass.P0_INTERACTIVE
     return TraceRequest(arrival_s, max(2, prompt_tokens), max(1, new_tokens), service_class)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -385,6 +386,37 @@ async def test_a_queue_that_can_not_be_opened_loses_no_batch(serve: Serve, tmp_p
         stored.service.batches.wake()
         batch = await ended(server, batch)
         assert batch.status == "completed"
+
+
+async def test_one_that_can_not_be_put_while_others_are_waits_for_the_next_look(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(serve, tmp_path) as (server, stored):
+        batches = stored.service.batches
+        unended, looking, go_on = batches._store.unended, threading.Event(), threading.Event()
+
+        def slowly_unended() -> list[Any]:
+            found = unended()
+            if not looking.is_set():
+                looking.set()
+                go_on.wait(10)
+            return found
+
+        async def full(*_: str) -> None:
+            raise OSError("no space left on device")
+
+        monkeypatch.setattr(batches, "_queued", False)
+        monkeypatch.setattr(batches._store, "unended", slowly_unended)
+        batches.wake()
+        await asyncio.to_thread(looking.wait, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(batches._queue, "put", full)
+            batch = await begun(server, jsonl(line(0)))
+        go_on.set()
+        batches.wake()
+        await asyncio.sleep(0.1)
+        batches.wake()
+        assert (await ended(server, batch)).status == "completed"
 
 
 def test_fifty_thousand_lines_are_taken_and_long_ones() -> None:

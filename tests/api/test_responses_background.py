@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import openai
 import pytest
+import sqlalchemy as sa
+from starlette.types import Receive
 
+from perilune.api import limits
 from perilune.core import Request
 from perilune.errors import EngineBusy, Overloaded
+from perilune.memory.schema import RESPONSES
 from perilune.service.archive import Archive
 
 from .conftest import Serve, Server, eventually
@@ -210,3 +215,44 @@ async def test_a_stream_that_is_being_made_goes_on_where_it_was_cut(serve: Serve
         async for event in await server.client.responses.retrieve(queued.id, stream=True, starting_after=last):
             said += event.delta if event.type == "response.output_text.delta" else ""
     assert said == SAID
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
+async def test_who_leaves_while_the_row_is_written_leaves_none(
+    serve: Serve, archive: Archive, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    kept = archive._kept
+    assert kept is not None
+    begin, wait_gone = kept.begin, limits._wait_gone
+    writing, may_write, written, gone = (threading.Event() for _ in range(4))
+
+    def slowly_begun(*row: Any) -> None:
+        writing.set()
+        may_write.wait(10)
+        begin(*row)
+        written.set()
+
+    async def told(receive: Receive) -> None:
+        await wait_gone(receive)
+        gone.set()
+
+    def none_kept() -> bool:
+        with kept._store.read() as connection:
+            return not connection.execute(sa.select(RESPONSES.c.id)).all()
+
+    monkeypatch.setattr(kept, "begin", slowly_begun)
+    monkeypatch.setattr(limits, "_wait_gone", told)
+    async with serve(FakeService(script=slowly(), responses=archive)) as server:
+
+        async def ask() -> None:
+            async with server.http.post("/v1/responses", json={"model": MODEL, "input": "Why?", **more}) as reply:
+                await reply.read()
+
+        asking = asyncio.create_task(ask())
+        await asyncio.to_thread(writing.wait, 10)
+        asking.cancel()
+        await asyncio.to_thread(gone.wait, 10)
+        may_write.set()
+        await asyncio.to_thread(written.wait, 10)
+        await eventually(none_kept)
+        assert server.service.open == 0

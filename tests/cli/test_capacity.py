@@ -96,12 +96,29 @@ def test_what_no_number_of_replicas_holds(folder: Path, call: Command) -> None:
         ("trace.jsonl", "--machine", "none"),
         ("trace.jsonl", "--policy", "best"),
         ("trace.jsonl", "--seeds", "2"),
+        ("trace.jsonl", "--requests-per-second", "inf"),
+        ("trace.jsonl", "--p0", "nan"),
+        ("trace.jsonl", "--time-limit", "nan"),
         ("none.jsonl",),
         ("once.jsonl",),
+        ("almost-once.jsonl",),
+        ("batch.jsonl",),
+        ("endless.jsonl",),
+        ("huge.jsonl",),
+        ("late.jsonl",),
+        ("deep.jsonl",),
     ],
 )
 def test_what_cannot_be_used_is_refused(folder: Path, call: Command, wrong: tuple[str, ...]) -> None:
     write_trace(folder / "once.jsonl", requests(every_s=0.0))
+    write_trace(folder / "almost-once.jsonl", requests(every_s=1e-300))
+    write_trace(folder / "endless.jsonl", requests(every_s=1e307))
+    row = {"arrival_s": 0, "prompt_tokens": 1, "new_tokens": 1}
+    for name, more in (("batch", {"service_class": "P2"}), ("late", {"deadline_s": "soon"})):
+        rows = [{**row, "arrival_s": at, **more} for at in range(9)]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    (folder / "huge.jsonl").write_text(json.dumps(row).replace("1", "1e400"), encoding="utf-8")
+    (folder / "deep.jsonl").write_text("[" * 100_000, encoding="utf-8")
     done = call("capacity", *wrong)
     assert (done.code, done.out) == (2, "")
     assert done.err
@@ -120,6 +137,14 @@ def test_a_part_is_a_share_of_the_load() -> None:
     assert max(gaps) < 2 * 0.025
     assert part(told, options(), 1, 4.0, 0.5) == part(told, options(), 1, 4.0, 0.5)
     assert part(told, options(), 1, 4.0, 0.5) != part(told, options(), 2, 4.0, 0.5)
+
+
+@pytest.mark.timeout(20)
+def test_a_tiny_share_of_a_load_is_found_at_once() -> None:
+    played = part(requests(), options(), 1, 1e6, 1e-3)
+    assert len(played) == LEAST_REQUESTS
+    assert len(played) / played[-1].arrival_s == pytest.approx(1e-3)
+    assert len({r.hash_ids for r in played}) == LEAST_REQUESTS
 
 
 def test_time_that_is_up() -> None:

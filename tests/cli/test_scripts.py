@@ -167,6 +167,15 @@ def test_there_is_one_stdin(call: Command, words: tuple[str, ...]) -> None:
     assert "stdin" in done.err
 
 
+def test_what_was_piped_in_does_not_stay(command: Command, tmp_path: Path) -> None:
+    """Where another document can't be read, either."""
+    for name in ("spool", "empty"):
+        (tmp_path / name).mkdir()
+    done = command("ask", "-", "empty", "What?", stdin="A secret.\n", TMPDIR=str(tmp_path / "spool"))
+    assert (done.code, "holds no text files" in done.err) == (2, True)
+    assert not list((tmp_path / "spool").iterdir())
+
+
 def _are(files: Sized, count: int) -> bool:
     return len(files) == count
 

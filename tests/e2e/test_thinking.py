@@ -1,12 +1,14 @@
 """A model that thinks aloud, from its own file to every dialect: the real default model with a template of the kind
 of Qwen3 and DeepSeek-R1 in its GGUF, which begins every answer with `<think>`. Nothing is scripted: the template's
-examples make this small model think in one line and close its thoughts."""
+examples make this small model think in one line and close its thoughts. What it says is its own affair: every form is
+held to what the first one had."""
 
 from __future__ import annotations
 
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,44 +64,70 @@ def claude(server: Server) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-QUESTION = "Is sugar sweet?"
+QUESTION = "Is snow white?"  # as in the examples: no close call between two answers
 ASK: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 60}
-THOUGHT, TEXT = "I am asked whether sugar is sweet.", "Yes, sugar is sweet."
-CUT_TOKENS = 5
-"""These end an answer while it thinks."""
 
 
-def test_chat_thinks_in_both_spellings(server: Server) -> None:
+@dataclass(frozen=True)
+class Said:
+    """What the model thinks and says when it is asked. `cut_tokens` end an answer while it thinks."""
+
+    thought: str
+    text: str
+    cut_tokens: int
+
+
+@pytest.fixture(scope="module")
+def said(server: Server) -> Said:
+    create = server.client.chat.completions.create
+    create(**ASK)  # from here on all answers find the same prefix computed
+    whole = create(**ASK)
+    message, usage = whole.choices[0].message, whole.usage
+    thought = (message.model_extra or {})["reasoning"]
+    assert whole.choices[0].finish_reason == "stop"
+    assert message.content
+    for each in (thought, message.content):
+        assert each == each.strip() != ""
+        assert "think>" not in each
+    assert thought not in message.content
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    tokens = usage.completion_tokens_details.reasoning_tokens or 0
+    assert 4 < tokens < usage.completion_tokens
+    return Said(thought, message.content, tokens // 2)
+
+
+def test_chat_thinks_in_both_spellings(server: Server, said: Said) -> None:
     create = server.client.chat.completions.create
     whole = create(**ASK)
     message = whole.choices[0].message
-    assert message.content == TEXT
-    assert message.model_extra == {"reasoning": THOUGHT, "reasoning_content": THOUGHT}
+    assert message.content == said.text
+    assert message.model_extra == {"reasoning": said.thought, "reasoning_content": said.thought}
     assert whole.choices[0].finish_reason == "stop"
     told: dict[str, list[str]] = {"reasoning": [], "reasoning_content": [], "content": []}
     order: list[str] = []
     for chunk in create(**ASK, stream=True, stream_options={"include_usage": True}):
         for choice in chunk.choices:
-            said = {name: piece for name in told if (piece := getattr(choice.delta, name, None))}
-            for name, piece in said.items():
+            pieces = {name: piece for name in told if (piece := getattr(choice.delta, name, None))}
+            for name, piece in pieces.items():
                 told[name].append(piece)
-            order += ["thought" if "reasoning" in said else "text"] if said else []
+            order += ["thought" if "reasoning" in pieces else "text"] if pieces else []
         usage = chunk.usage
-    assert {name: "".join(pieces) for name, pieces in told.items()} == {
-        "reasoning": THOUGHT,
-        "reasoning_content": THOUGHT,
-        "content": TEXT,
+    assert {name: "".join(each) for name, each in told.items()} == {
+        "reasoning": said.thought,
+        "reasoning_content": said.thought,
+        "content": said.text,
     }
-    assert len(told["reasoning"]) > 4  # as they come, not at the end
+    assert len(told["reasoning"]) > 1  # as they come, not at the end
     assert order == sorted(order, key=["thought", "text"].index)
     for each in (whole.usage, usage):
         assert each is not None
         assert each.completion_tokens_details is not None
-        assert 8 < (each.completion_tokens_details.reasoning_tokens or 0) < each.completion_tokens
+        assert 4 < (each.completion_tokens_details.reasoning_tokens or 0) < each.completion_tokens
     # Both spellings come back with the next question, and none of the thoughts is read again.
     earlier = {"role": "assistant", **message.model_dump(include={"content", "reasoning", "reasoning_content"})}
     turns = [*ASK["messages"], earlier, {"role": "user", "content": "Is milk white?"}]
-    bare = [*ASK["messages"], {"role": "assistant", "content": TEXT}, turns[-1]]
+    bare = [*ASK["messages"], {"role": "assistant", "content": said.text}, turns[-1]]
     read = [create(**{**ASK, "messages": each, "max_tokens": 1}).usage for each in (turns, bare)]
     assert read[0].prompt_tokens == read[1].prompt_tokens > whole.usage.prompt_tokens
 
@@ -117,12 +145,12 @@ def test_who_asks_for_no_thoughts_or_for_a_form_gets_none(server: Server) -> Non
     assert re.fullmatch("[a-z ]{3,20}[.]", (asked.model_extra or {})["reasoning"])
 
 
-def test_messages_has_blocks_of_thinking_with_a_signature(claude: anthropic.Anthropic) -> None:
+def test_messages_has_blocks_of_thinking_with_a_signature(claude: anthropic.Anthropic, said: Said) -> None:
     whole = claude.messages.create(**ASK, thinking={"type": "enabled", "budget_tokens": 1024})
     thinking, text = whole.content
-    assert thinking.to_dict() == {"type": "thinking", "thinking": THOUGHT, "signature": thinking.signature}
+    assert thinking.to_dict() == {"type": "thinking", "thinking": said.thought, "signature": thinking.signature}
     assert thinking.signature
-    assert (text.text, whole.stop_reason) == (TEXT, "end_turn")
+    assert (text.text, whole.stop_reason) == (said.text, "end_turn")
     kinds: list[str] = []
     for event in claude.messages.create(**ASK, stream=True):
         delta = event.delta.type if event.type == "content_block_delta" else event.type
@@ -132,27 +160,27 @@ def test_messages_has_blocks_of_thinking_with_a_signature(claude: anthropic.Anth
     assert kinds == ["message_start", *blocks, "message_delta", "message_stop"]
     with claude.messages.stream(**ASK) as stream:
         streamed = stream.get_final_message().content
-    assert [streamed[0], streamed[1].text] == [thinking, TEXT]  # type: ignore[union-attr]
+    assert [streamed[0], streamed[1].text] == [thinking, said.text]  # type: ignore[union-attr]
     turns: Any = [*ASK["messages"], {"role": "assistant", "content": whole.content}, *ASK["messages"]]
     again = claude.messages.create(**{**ASK, "messages": turns, "max_tokens": 1})
-    bare: Any = [*ASK["messages"], {"role": "assistant", "content": TEXT}, *ASK["messages"]]
+    bare: Any = [*ASK["messages"], {"role": "assistant", "content": said.text}, *ASK["messages"]]
     counted = claude.messages.count_tokens(model=MODEL, messages=bare)
     assert counted.input_tokens == again.usage.input_tokens + (again.usage.cache_read_input_tokens or 0)
 
 
-def test_responses_has_an_item_of_reasoning_and_its_events(server: Server) -> None:
+def test_responses_has_an_item_of_reasoning_and_its_events(server: Server, said: Said) -> None:
     create = server.client.responses.create
     whole = create(model=MODEL, input=QUESTION)
     reasoning, message = whole.output
     assert reasoning.type == "reasoning"
     assert reasoning.content is not None
-    assert [each.text for each in reasoning.content] == [THOUGHT]
-    assert (message.type, whole.output_text, whole.status) == ("message", TEXT, "completed")
+    assert [each.text for each in reasoning.content] == [said.thought]
+    assert (message.type, whole.output_text, whole.status) == ("message", said.text, "completed")
     events = list(create(model=MODEL, input=QUESTION, stream=True))
     deltas = [each for each in events if each.type == "response.reasoning_text.delta"]
-    assert "".join(each.delta for each in deltas) == THOUGHT
+    assert "".join(each.delta for each in deltas) == said.thought
     (done,) = [each for each in events if each.type == "response.reasoning_text.done"]
-    assert (done.text, {each.item_id for each in deltas}) == (THOUGHT, {done.item_id})
+    assert (done.text, {each.item_id for each in deltas}) == (said.thought, {done.item_id})
     kinds = [each.type.removeprefix("response.") for each in events]
     firsts = sorted(("reasoning_text.delta", "reasoning_text.done", "output_text.delta"), key=kinds.index)
     assert firsts == ["reasoning_text.delta", "reasoning_text.done", "output_text.delta"]
@@ -164,18 +192,20 @@ def test_responses_has_an_item_of_reasoning_and_its_events(server: Server) -> No
     assert sent.usage.input_tokens == follows.usage.input_tokens > whole.usage.input_tokens  # type: ignore[union-attr]
 
 
-def test_what_is_cut_while_it_thinks_has_said_nothing(server: Server, claude: anthropic.Anthropic) -> None:
+def test_what_is_cut_while_it_thinks_has_said_nothing(
+    server: Server, claude: anthropic.Anthropic, said: Said
+) -> None:
     """A model may not close its thoughts in time: no thought is told as an answer."""
-    choice = server.client.chat.completions.create(**{**ASK, "max_tokens": CUT_TOKENS}).choices[0]
+    choice = server.client.chat.completions.create(**{**ASK, "max_tokens": said.cut_tokens}).choices[0]
     thought = (choice.message.model_extra or {})["reasoning"]
-    assert THOUGHT.startswith(thought)
+    assert said.thought.startswith(thought)
     assert (choice.message.content, choice.finish_reason) == ("", "length")
-    message = claude.messages.create(**{**ASK, "max_tokens": CUT_TOKENS})
+    message = claude.messages.create(**{**ASK, "max_tokens": said.cut_tokens})
     assert [(each.type, each.thinking) for each in message.content] == [("thinking", thought)]
-    with claude.messages.stream(**{**ASK, "max_tokens": CUT_TOKENS}) as stream:
+    with claude.messages.stream(**{**ASK, "max_tokens": said.cut_tokens}) as stream:
         assert stream.get_final_message().content == message.content
     assert message.stop_reason == "max_tokens"
-    response = server.client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=CUT_TOKENS)
+    response = server.client.responses.create(model=MODEL, input=QUESTION, max_output_tokens=said.cut_tokens)
     (item,) = response.output
     assert (item.type, item.status, response.status) == ("reasoning", "incomplete", "incomplete")  # type: ignore[union-attr]
     assert response.output_text == ""

@@ -169,10 +169,15 @@ class BatchService:
 
     async def _queue_what_waits(self) -> None:
         """After a start, and where the queue couldn't take a batch: a disk may have been full."""
-        if not self._queued:
+        if self._queued:
+            return
+        self._queued = True  # first: one that comes meanwhile and can't be put says so itself
+        try:
             for batch in await asyncio.to_thread(self._store.unended):
                 await self._queue.put(batch.tenant, batch.batch_id)
-            self._queued = True
+        except BaseException:
+            self._queued = False
+            raise
 
 
 def window_of(text: str) -> float:
