@@ -117,6 +117,7 @@ class EventStream:
         self._held += event
         if len(self._held) >= MOST_HELD_BYTES:
             await self.write(b"")
+            await asyncio.sleep(0)  # a write to a client that has left waits for nothing: let the loop tell of it
         elif self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
 

@@ -338,6 +338,7 @@ async def test_a_client_that_does_not_read_is_given_up(serve: Serve) -> None:
         assert not service.reached.is_set(), "everything was written to a client that reads nothing"
         writer.transport.abort()
         await eventually(lambda: service.open == 0)
+        assert not service.reached.is_set(), "an answer without a reader was made to its end"
 
 
 async def test_stopping_server_tells_open_streams(serve: Serve) -> None:

@@ -113,7 +113,7 @@ async def test_a_body_must_come_at_a_rate(serve: Serve, monkeypatch: pytest.Monk
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(POST + b"Content-Length: 5000\r\n\r\n")
         trickling = asyncio.create_task(_trickle(writer))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 408 ")
         await eventually(lambda: not server.uvicorn.server_state.connections)  # although the client still sends
         trickling.cancel()
@@ -192,7 +192,7 @@ async def test_the_request_after_a_refused_body_is_not_cut(serve: Serve, monkeyp
         writer.write(b"x" * 2000 + POST + b"Content-Length: 2\r\n\r\n{")
         await asyncio.sleep(0.6)
         writer.write(b"}")
-        assert b"HTTP/1.1 400 " in await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 400 "), 2)
+        assert b"HTTP/1.1 400 " in await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 400 "), 20)
         writer.close()
 
 
@@ -206,7 +206,7 @@ async def test_a_pipelined_request_is_not_taken_for_a_refused_body(
         writer.write(first + POST + b"Content-Length: 2\r\n\r\n{")
         await asyncio.sleep(0.6)
         writer.write(b"}")
-        assert await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 400 "), 2)
+        assert await asyncio.wait_for(reader.readuntil(b"HTTP/1.1 400 "), 20)
         writer.close()
 
 

@@ -151,7 +151,7 @@ async def test_an_answer_that_was_left_or_failed_isnt_kept(serve: Serve, archive
         assert (await server.client.responses.retrieve(response_id)).status == "in_progress"
         await stream.close()
         await eventually(lambda: service.open == 0)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while True:
                 try:
                     await server.client.responses.retrieve(response_id)

@@ -87,4 +87,4 @@ def test_what_costs_nothing_says_why(call: Command, key_id: str) -> None:
 def test_what_is_not_kept_is_refused(call: Command, wrong: tuple[str, ...]) -> None:
     done = call("cost", *wrong)
     assert (done.code, done.out) == (2, "")
-    assert "hint: " in done.err or "finite" in done.err
+    assert "hint: " in done.err or "--prompt-cost" in done.err

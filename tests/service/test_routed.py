@@ -239,7 +239,7 @@ async def test_leaving_stops_the_backend_within_50_ms(said: tuple[bytes, ...]) -
             await asyncio.sleep(0.02)
             begun_s = time.perf_counter()
             task.cancel()
-            await asyncio.wait_for(up.seen[number].gone.wait(), 1)
+            await asyncio.wait_for(up.seen[number].gone.wait(), 20)
             delays.append(time.perf_counter() - begun_s)
             await asyncio.wait({task})
     assert sorted(delays)[2] <= 0.05, delays
@@ -258,7 +258,7 @@ async def test_a_backend_that_comes_back_is_used_again_within_seconds() -> None:
         for _ in range(8):  # out for a minute by its record
             health.failed(BackendFault(FaultKind.UNREACHABLE, "up", "x"))
         assert health.back_in_s > 30
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not health.available:
                 await asyncio.sleep(0.05)
         assert up.probes

@@ -170,13 +170,13 @@ async def test_leaving_closes_the_connection_to_the_upstream() -> None:
         backend = backend_of(up, silence_s=30.0)
         async with aclosing(backend.chat(CALL)) as events:
             assert isinstance(await anext(events), TextDelta)
-        await asyncio.wait_for(up.seen[0].gone.wait(), 1)
+        await asyncio.wait_for(up.seen[0].gone.wait(), 20)
         task = asyncio.create_task(collect(backend, CALL))
         while len(up.seen) < 2:
             await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.wait({task})
-        await asyncio.wait_for(up.seen[1].gone.wait(), 1)
+        await asyncio.wait_for(up.seen[1].gone.wait(), 20)
         await backend.close()
 
 
