@@ -6,6 +6,8 @@ never carry internals, prompts, keys or paths of the server. Unknown exceptions 
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from perilune.core import RateState
 
 
@@ -80,10 +82,29 @@ class TooLarge(PeriluneError):
     status, code, type, exit_code = 413, "too_large", "invalid_request_error", 5
 
 
+class Unreadable(StrEnum):
+    """Why a document can't be read, as far as a program can tell it apart: for texts in other languages."""
+
+    LOCKED = "locked"  # by a password or copy protection
+    DAMAGED = "damaged"  # or cut off
+    NO_TEXT = "no_text"
+    SCAN = "scan"  # images, which may not be recognised
+    UNKNOWN_KIND = "unknown_kind"
+    TOO_MUCH = "too_much"  # pages, text, computing or memory
+    FAILED = "failed"  # something of ours did
+
+
 class UnsupportedDocument(InvalidRequest):
-    """A file that can't be read: encrypted, truncated, image-only, empty, of an unknown kind."""
+    """A file that can't be read: encrypted, truncated, image-only, empty, of an unknown kind. `why` says which of
+    these where that is known."""
 
     status, code = 422, "unsupported_document"
+
+    def __init__(
+        self, message: str, *, hint: str = "", param: str | None = None, why: Unreadable | None = None
+    ) -> None:
+        super().__init__(message, hint=hint, param=param)
+        self.why = why
 
 
 class UnsupportedModel(InvalidRequest):

@@ -57,6 +57,7 @@ def file_dict(record: FileRecord) -> dict[str, Any]:
         "status_details": record.error,
         "perilune": {
             "status": record.status.value,
+            "error_code": record.error_code,
             "pages_total": record.pages_total,
             "pages_parsed": record.pages_parsed,
             "tokens": record.tokens,

@@ -244,7 +244,8 @@ def kept_turn_dict(turn: SessionTurn, answers: Mapping[int, tuple[str, dict[str,
 def answer_dict(key: str, details: Mapping[str, Any]) -> dict[str, Any]:
     """How an answer came about: the `perilune` object that it had, and what the dialects tell beside it."""
     kept = {name: details.get(name) for name in ("finish_reason", "total_s", "usage")}
-    return {"id": f"chatcmpl-{key}", **kept, **(details.get("perilune") or {})}
+    thought = {name: details[name] for name in ("reasoning",) if name in details}
+    return {"id": f"chatcmpl-{key}", **kept, **thought, **(details.get("perilune") or {})}
 
 
 def hit_dict(hit: SessionTurn | Passage) -> dict[str, Any]:

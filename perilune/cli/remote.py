@@ -310,6 +310,7 @@ def file_record(item: dict[str, Any]) -> FileRecord:
         language=ours["language"],
         error=item["status_details"],
         local_only=ours.get("local_only", False),
+        error_code=ours.get("error_code"),
     )
 
 

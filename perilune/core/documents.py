@@ -39,6 +39,7 @@ class FileRecord:
     error: str | None = None
     local_only: bool = False  # its text never leaves this machine
     expires_at: float | None = None  # it is gone from then on; None: it stays
+    error_code: str | None = None  # which `errors.Unreadable` it is; None where that isn't known
 
     @property
     def is_document(self) -> bool:

@@ -68,7 +68,8 @@ class SessionInfo:
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
     """An answer that a session keeps: which request it was to, who answered, and how it came about, as JSON values:
-    `finish_reason`, `total_s`, `files` (ids), `usage` and `perilune`, the report (None where that isn't known)."""
+    `finish_reason`, `total_s`, `files` (ids), `usage` and `perilune`, the report (None where that isn't known);
+    where it thought before, `reasoning`, the text of that."""
 
     request_id: str
     model: str

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from perilune.config import DocumentSettings
 from perilune.core import DOCUMENT_PURPOSES, FileRecord, FileStatus, Page, PageView, Passage, SearchResult
-from perilune.errors import Conflict, NotFound, UnsupportedDocument
+from perilune.errors import Conflict, NotFound, Unreadable, UnsupportedDocument
 from perilune.memory import audit, entries, responses, sanitise
 from perilune.memory.analyse import Analyser
 from perilune.memory.blobs import BlobStore
@@ -34,7 +34,7 @@ from perilune.memory.memory import Memory
 from perilune.memory.overview import asks_about_whole, overview
 from perilune.memory.page_images import PageImages
 from perilune.memory.passages import add_new as make_entries
-from perilune.memory.reuse import EarlierGone, EarlierVersion, Position, earlier_version
+from perilune.memory.reuse import EarlierGone, EarlierVersion, Position, earlier_version, parser_failed
 from perilune.memory.schema import FILES, LOCAL_ONLY, PAGES, PASSAGES, POSTINGS
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
@@ -186,7 +186,7 @@ class Library:
         return self._blobs.open(tenant, file_id)
 
     def set_status(self, record: FileRecord) -> None:
-        """Store a record's `status`, `tokens` and `error`. Raises `NotFound`.
+        """Store a record's `status`, `tokens`, `error` and `error_code`. Raises `NotFound`.
 
         Of a file that failed, nothing is found by a search any more: half a document would pass for all of it."""
         failed = record.status is FileStatus.ERROR
@@ -200,6 +200,7 @@ class Library:
                 tokens=record.tokens,
                 tokens_by=self._counted_by,
                 error=record.error,
+                error_code=record.error_code,
             )
         if failed:
             self._changed()
@@ -223,6 +224,7 @@ class Library:
             row.error,
             row.local_only,
             row.expires_at,
+            row.error_code,
         )
 
     # ------------------------------------------------------------------------------------------------- text
@@ -288,7 +290,7 @@ class Library:
             if row.text_complete:
                 yield record
                 return
-            record = replace(record, status=FileStatus.PARSING, error=None)
+            record = replace(record, status=FileStatus.PARSING, error=None, error_code=None)
             self.set_status(record)
             yield record
             try:
@@ -296,7 +298,8 @@ class Library:
             except sandbox.ParseStopped:
                 return
             except UnsupportedDocument as error:
-                record = replace(self.get_file(tenant, file_id), status=FileStatus.ERROR, error=str(error))
+                record = self.get_file(tenant, file_id)
+                record = replace(record, status=FileStatus.ERROR, error=str(error), error_code=error.why)
                 self.set_status(record)
                 yield record
 
@@ -314,7 +317,9 @@ class Library:
             at = Position(row.pages_parsed, row.chars, row.passages)
             record, at = yield from self._read(self._record(row), at, None, stopped)
         if at.passages == 0:
-            raise UnsupportedDocument("The document holds no text.", hint="Upload a file that holds text.")
+            raise UnsupportedDocument(
+                "The document holds no text.", hint="Upload a file that holds text.", why=Unreadable.NO_TEXT
+            )
         record = replace(record, status=FileStatus.PREFILLING, pages_total=at.pages)
         with self._store.write() as connection:
             _update(connection, record, status=record.status, pages_total=at.pages, text_complete=True)
@@ -394,7 +399,7 @@ class Library:
     ) -> tuple[FileRecord, Position]:
         """Pages of the earlier version in one transaction."""
         if earlier is None:
-            raise UnsupportedDocument("The parser failed on this file.", hint="Export it again from its source.")
+            raise parser_failed()
         with self._store.write() as connection:
             _move(connection, record, at, at)  # nobody else may have come before
             moved = earlier.copy(connection, record.file_id, found.pages, at)
@@ -499,7 +504,7 @@ def _check(batch: Batch, at: Position) -> None:
     start = at.chars
     for span in batch.passages:
         if span.page not in pages or not start <= span.start < span.end <= end:
-            raise UnsupportedDocument("The parser failed on this file.", hint="Export it again from its source.")
+            raise parser_failed()
         start = span.end
 
 

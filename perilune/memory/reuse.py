@@ -14,7 +14,7 @@ from itertools import groupby
 import sqlalchemy as sa
 
 from perilune.core import FileRecord
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.index import cut
 from perilune.memory.passages import segments
 from perilune.memory.schema import FILES, PAGES, PASSAGES, POSTINGS
@@ -73,9 +73,7 @@ class EarlierVersion:
             elif digest in self._number_of:
                 numbers.append(self._number_of[digest])
             else:
-                raise UnsupportedDocument(
-                    "The parser failed on this file.", hint="Export it again from its source."
-                )
+                raise parser_failed()
         anchored = list(zip(numbers, (anchor for _, anchor in pages), strict=True))
         for _, group in groupby(enumerate(anchored), lambda item: item[1][0] - item[0]):
             run = [item for _, item in group]
@@ -159,3 +157,10 @@ def earlier_version(connection: sa.Connection, record: FileRecord) -> EarlierVer
     ).all()
     # Pages of a database that had no digests yet are as good as changed: no digest is empty.
     return EarlierVersion(file.id, file.language, [(digest, chars) for digest, chars in pages])
+
+
+def parser_failed() -> UnsupportedDocument:
+    """What a parser said of a document can't be true."""
+    return UnsupportedDocument(
+        "The parser failed on this file.", hint="Export it again from its source.", why=Unreadable.FAILED
+    )

@@ -24,7 +24,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0016"
+HEAD = "0017"
 """The migration this code needs; the store upgrades a database that has another."""
 
 METADATA = MetaData(
@@ -156,6 +156,7 @@ FILES = Table(
     Column("tokens_by", String(128)),  # the model that counted them
     Column("language", String(16)),
     Column("error", Text),
+    Column("error_code", String(32)),
     Column("expires_at", Float),  # null: it stays until somebody deletes it
     Index(None, "tenant", "created_at"),
     Index(None, "status"),

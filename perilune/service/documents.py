@@ -19,7 +19,7 @@ from functools import partial
 from typing import BinaryIO, TypeVar
 
 from perilune.core import BLOCK_TOKENS, FileRecord, FileStatus, KVPolicy, PageView
-from perilune.errors import NotFound, Overloaded, PeriluneError
+from perilune.errors import NotFound, Overloaded, PeriluneError, Unreadable, UnsupportedDocument
 from perilune.service.backends.local import LocalBackend
 from perilune.service.compose import Composer
 from perilune.service.ports import Library
@@ -261,16 +261,17 @@ class DocumentService:
                 await self._set(job, status=FileStatus.PROCESSED)
             self._telemetry.count("files_ingested", status=job.record.status.value)
         except PeriluneError as error:
-            await self._fail(job, str(error))
+            await self._fail(job, str(error), error.why if isinstance(error, UnsupportedDocument) else None)
         except Exception:
             _log.exception("ingest of %s failed", job.record.file_id)
-            await self._fail(job, "The document could not be processed; the server's log says why.")
+            said = "The document could not be processed; the server's log says why."
+            await self._fail(job, said, Unreadable.FAILED)
         finally:
             self._jobs.pop(job.record.file_id, None)
 
-    async def _fail(self, job: _Job, message: str) -> None:
+    async def _fail(self, job: _Job, message: str, code: Unreadable | None) -> None:
         self._telemetry.count("files_ingested", status=FileStatus.ERROR.value)
-        await self._set(job, status=FileStatus.ERROR, error=message)
+        await self._set(job, status=FileStatus.ERROR, error=message, code=code)
 
     async def _parse(self, job: _Job) -> None:
         """Parse and index in a thread. Cancelling waits until the parser has stopped."""
@@ -335,8 +336,10 @@ class DocumentService:
         finally:
             self._warming.pop(owner, None)
 
-    async def _set(self, job: _Job, status: FileStatus, error: str | None = None) -> None:
-        job.record = replace(job.record, status=status, error=error)
+    async def _set(
+        self, job: _Job, status: FileStatus, error: str | None = None, code: Unreadable | None = None
+    ) -> None:
+        job.record = replace(job.record, status=status, error=error, error_code=code)
         await asyncio.to_thread(self._library.set_status, job.record)
 
     def _forget_unknown(self, known: set[str]) -> None:

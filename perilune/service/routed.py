@@ -25,6 +25,7 @@ from perilune.core import (
     Plan,
     PlanKind,
     Planned,
+    ReasoningDelta,
     Report,
     Request,
     SessionTurn,
@@ -37,15 +38,16 @@ from perilune.core import (
     Usage,
 )
 from perilune.errors import ContextTooLong, InvalidRequest, Overloaded, PeriluneError
-from perilune.service.backends.protocol import BackendDone, Call
+from perilune.service.backends.protocol import BackendDone, BackendEvent, Call
 from perilune.service.material import READ, MaterialReader, coverage
 from perilune.service.parts import ANSWER_RESERVE_TOKENS, WHOLE_CITATIONS, Parts
 from perilune.service.planner import Facts, choose
 from perilune.service.recall import CANDIDATES, turn_citation
-from perilune.service.routing import Routed, Router, Target, Trace
+from perilune.service.routing import Router, Target, Trace
 from perilune.service.sessions import Visit
 from perilune.service.telling import Telling
 from perilune.service.text_prompt import TextComposer, TextPrompt, chosen_turns
+from perilune.service.thinking import citations_last
 
 _REPLANS = 2
 """Times that a backend may turn out to have a smaller window than it claims."""
@@ -93,6 +95,7 @@ class RoutedAnswer:
         self._visit: Visit | None = None
         self._recalled: list[SessionTurn] = []
         self._ttft_s: float | None = None
+        self._speaking: set[int] = set()
         self._usage = Usage(0, 0, 0)
         self._counted = True
         self._called = False
@@ -104,7 +107,7 @@ class RoutedAnswer:
         if request.session_id is not None:
             self._visit = sessions.visit(request.tenant, request.session_id, request.local_only)
         telling = Telling(sessions, self._visit, request, _question(request), self._parts.clock)
-        async with aclosing(self._answered()) as events:
+        async with aclosing(citations_last(self._answered())) as events:
             with telling:
                 async for event in events:
                     telling.see(event)
@@ -198,13 +201,18 @@ class RoutedAnswer:
                     self._usage, self._counted = event.usage, event.counted
                     self._taken_out = event.taken_out
                     continue
+                if isinstance(event, ReasoningDelta):
+                    if event.choice not in self._speaking:  # what a second backend thinks in the middle is nobody's
+                        yield event
+                    continue
                 self._called |= isinstance(event, ToolCallDelta)
+                self._speaking.add(event.choice)
                 if isinstance(event, TextDelta | ToolCallDelta) and self._ttft_s is None:
                     self._ttft_s = self._elapsed_s()
                     yield StageStarted("answering")
                 yield event
 
-    async def _next(self, events: AsyncIterator[Routed]) -> Routed | None:
+    async def _next(self, events: AsyncIterator[BackendEvent]) -> BackendEvent | None:
         """The next event; None at the end. Raises `Overloaded` when the answer takes too long."""
         timeout_s = self._parts.limits.timeout_s
         try:

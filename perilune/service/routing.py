@@ -17,13 +17,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from perilune.core import Attempt, ChoiceFinished, TextDelta, ToolCallDelta, Usage
+from perilune.core import Attempt, TextDelta, ToolCallDelta, Usage
 from perilune.errors import Overloaded, PeriluneError
 from perilune.service.backends.health import Health
 from perilune.service.backends.protocol import (
-    Alive,
     Backend,
     BackendDone,
+    BackendEvent,
     BackendFault,
     Call,
     ChatMessage,
@@ -43,9 +43,6 @@ _LEAST_PATIENCE_S = 0.5
 _SLOW_FACTOR, _SLOW_S = 3.0, 0.25  # a target this much slower than the fastest is asked after it
 _FULL_FACTOR = 1.25  # bounded load: no target takes more than this times the mean, and one
 _MILLION = 1e6
-
-Routed = TextDelta | ToolCallDelta | ChoiceFinished | BackendDone
-"""What a routed call gives."""
 
 
 class AnswerBroken(PeriluneError):
@@ -166,7 +163,7 @@ class Router:
 
     async def run(
         self, targets: Sequence[Target], call: Call, estimate: float, trace: Trace, whole: bool
-    ) -> AsyncGenerator[Routed, None]:
+    ) -> AsyncGenerator[BackendEvent, None]:
         """Ask one target after the other. `whole`: nobody sees text before the end, so that it may be begun anew.
 
         Raises the last fault's error, `AnswerBroken` after text was shown.
@@ -212,18 +209,16 @@ class Router:
 
     async def _attempt(
         self, target: Target, call: Call, estimate: float, trace: Trace, patience_s: float | None, whole: bool
-    ) -> AsyncGenerator[Routed, None]:
+    ) -> AsyncGenerator[BackendEvent, None]:
         """One target's answer; its health learns from it. Events of a `whole` answer come at its end."""
         health, start_s = target.health, self._clock()
         trace.target = target
         health.in_flight += 1
-        held: list[TextDelta | ToolCallDelta | ChoiceFinished] = []
+        held: list[BackendEvent] = []
         outcome = "left"
         try:
             async with aclosing(_impatient(target, call, patience_s)) as events:
                 async for event in events:
-                    if isinstance(event, Alive):
-                        continue
                     if isinstance(event, BackendDone):
                         outcome = "answered"
                         self._done(target, event, estimate, trace)
@@ -291,7 +286,7 @@ def _resumable(call: Call, trace: Trace) -> bool:
     return plain and call.n == 1 and not call.sampling.stop and call.sampling.logprobs is None and bool(trace.said)
 
 
-async def _impatient(target: Target, call: Call, patience_s: float | None) -> AsyncGenerator[Routed | Alive, None]:
+async def _impatient(target: Target, call: Call, patience_s: float | None) -> AsyncGenerator[BackendEvent, None]:
     """The backend's events; the first may take `patience_s`. Raises `BackendFault`."""
     async with aclosing(target.backend.chat(call)) as events:
         try:

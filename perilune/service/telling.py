@@ -22,6 +22,7 @@ from perilune.core import (
     KeptAnswer,
     Plan,
     Planned,
+    ReasoningDelta,
     Request,
     TextDelta,
     TurnCitation,
@@ -48,6 +49,7 @@ class Telling:
         self._question = question
         self._clock = clock
         self._said: list[str] = []
+        self._thought: list[str] = []
         self._reason = FinishReason.STOP
         self._plan: Plan | None = None
         self._citations: list[Citation | TurnCitation] = []
@@ -69,6 +71,8 @@ class Telling:
         match event:
             case TextDelta(choice=0, text=text):
                 self._said.append(text)
+            case ReasoningDelta(choice=0, text=text):
+                self._thought.append(text)
             case ChoiceFinished(choice=0, reason=reason):
                 self._reason = reason
             case Planned(plan):
@@ -93,6 +97,8 @@ class Telling:
             "usage": usage,
             "perilune": perilune,
         }
+        if thought := "".join(self._thought):
+            details["reasoning"] = thought
         answer = KeptAnswer(request.request_id, model, details)
         self._sessions.remember(self._visit, self._question, "".join(self._said), request.profile, answer)
 

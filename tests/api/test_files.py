@@ -218,6 +218,17 @@ def test_filenames_are_short_and_flat(name: str) -> None:
     assert clean.isprintable()
 
 
+async def test_a_quote_in_a_name_survives_the_form(serve: Serve) -> None:
+    """Browsers write it as %22; and so does httpx, which OpenAI's SDK sends with."""
+    async with serve() as server:
+        status, record = await post(
+            server, multipart(PURPOSE, ('name="file"; filename="the %22new%22 100%.txt"', b"x"))
+        )
+        assert (status, record["filename"]) == (200, 'the "new" 100%.txt')
+        sent = await server.client.files.create(file=('a "b".txt', b"x"), purpose="user_data")
+        assert sent.filename == 'a "b".txt'
+
+
 @pytest.mark.parametrize("step", [1, 7, 64, 1000])
 async def test_pieces_of_any_size(serve: Serve, step: int) -> None:
     data = b"\r\n--B\r" * 50 + b"--B" + bytes(range(256))

@@ -26,10 +26,15 @@ def text_of(library: Library, data: bytes, name: str) -> str:
 
 
 def error_of(library: Library, data: bytes, name: str) -> str:
+    return failure_of(library, data, name)[0]
+
+
+def failure_of(library: Library, data: bytes, name: str) -> tuple[str, str | None]:
+    """What is said of a document that can't be read, and its code."""
     record = ingest(library, data, name)
     assert record.status is FileStatus.ERROR
     assert record.error is not None
-    return record.error
+    return record.error, record.error_code
 
 
 def zipped(members: dict[str, bytes | str], **options: int) -> bytes:

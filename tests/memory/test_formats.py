@@ -27,7 +27,7 @@ from perilune.memory.ingest.source import Source
 from perilune.memory.library import Library
 from perilune.memory.store import Store
 from tests.memory.conftest import OCTAVE, ingest
-from tests.memory.made import error_of, text_of
+from tests.memory.made import error_of, failure_of, text_of
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
@@ -107,24 +107,28 @@ def cut(fraction: float) -> Callable[[], bytes]:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "says", "code"),
     [
-        (lambda: pdf(["secret"], encrypt=StandardEncryption("pass", strength=128)), "password"),
-        (cut(0.001), "truncated"),
-        (cut(0.5), "truncated"),
-        (cut(0.999), "truncated"),
-        (lambda: b"%PDF-1.7\n" + b"garbage " * 500 + b"\n%%EOF", "damaged"),
-        (image_only_pdf, "holds text that can be read"),
-        (lambda: pdf([""]), "holds text that can be read"),
+        (lambda: pdf(["secret"], encrypt=StandardEncryption("pass", strength=128)), "password", "locked"),
+        (cut(0.001), "truncated", "damaged"),
+        (cut(0.5), "truncated", "damaged"),
+        (cut(0.999), "truncated", "damaged"),
+        (lambda: b"%PDF-1.7\n" + b"garbage " * 500 + b"\n%%EOF", "damaged", "damaged"),
+        (image_only_pdf, "holds text that can be read", "no_text"),
+        (lambda: pdf([""]), "holds text that can be read", "no_text"),
     ],
 )
-def test_bad_pdf(library: Library, make: Callable[[], bytes], says: str) -> None:
-    assert says in error_of(library, make(), "bad.pdf")
+def test_bad_pdf(library: Library, make: Callable[[], bytes], says: str, code: str) -> None:
+    said, told = failure_of(library, make(), "bad.pdf")
+    assert says in said
+    assert told == code
 
 
 def test_limits_of_pages_and_text(store: Store, tmp_path: Path) -> None:
     library = Library(store, tmp_path, DocumentSettings(max_pages=3, max_text=2048))
-    assert "4 pages; the limit is 3" in error_of(library, pdf(["x"] * 4), "long.pdf")
+    said, code = failure_of(library, pdf(["x"] * 4), "long.pdf")
+    assert "4 pages; the limit is 3" in said
+    assert code == "too_much"
     assert "text" in error_of(library, b"word " * 1000, "long.txt")
 
 
@@ -346,19 +350,21 @@ def test_one_line_of_many_megabytes(library: Library, megabytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "name", "says"),
+    ("data", "name", "says", "code"),
     [
-        (b"\x7fELF" + bytes(100), "a.out", "a program"),
-        (bytes(range(256)) * 40, "noise.bin", "binary data"),
-        (bytes(5000), "zeros.txt", "binary data"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(50), "scan.png", "image is damaged"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "old.doc", "old Office"),
-        (b"\x1f\x8b\x08" + bytes(50), "a.txt.gz", "gzip"),
-        (b"   \n\t\n", "blank.txt", "holds no text"),
+        (b"\x7fELF" + bytes(100), "a.out", "a program", "unknown_kind"),
+        (bytes(range(256)) * 40, "noise.bin", "binary data", "unknown_kind"),
+        (bytes(5000), "zeros.txt", "binary data", "unknown_kind"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(50), "scan.png", "image is damaged", "damaged"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(50), "old.doc", "old Office", "unknown_kind"),
+        (b"\x1f\x8b\x08" + bytes(50), "a.txt.gz", "gzip", "unknown_kind"),
+        (b"   \n\t\n", "blank.txt", "holds no text", "no_text"),
     ],
 )
-def test_other_kinds_are_refused_by_name(library: Library, data: bytes, name: str, says: str) -> None:
-    assert says in error_of(library, data, name)
+def test_other_kinds_are_refused_by_name(library: Library, data: bytes, name: str, says: str, code: str) -> None:
+    said, told = failure_of(library, data, name)
+    assert says in said
+    assert told == code
 
 
 @given(st.lists(st.text(max_size=2_000), max_size=12))

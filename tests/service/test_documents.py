@@ -70,6 +70,7 @@ async def test_a_fault_of_ours_ends_in_error_and_not_in_silence(
     record = await bench.documents.get("local", file_id)
     assert record.status is FileStatus.ERROR
     assert "secret" not in (record.error or "")
+    assert record.error_code == "failed"
 
 
 async def test_a_full_engine_only_delays_ingest() -> None:

@@ -15,12 +15,14 @@ import jsonschema
 import pytest
 
 from perilune.core import (
+    CitationAdded,
     Completed,
     ContextPolicy,
     Grammar,
     GrammarKind,
     PlanKind,
     Planned,
+    ReasoningDelta,
     SamplingParams,
     TextDelta,
 )
@@ -41,6 +43,7 @@ from tests.service.backends.upstream import (
     hanging,
     response,
     saying,
+    thought_chunk,
     upstream,
     usage_chunk,
 )
@@ -84,6 +87,37 @@ async def test_a_backend_answers_and_the_report_says_so() -> None:
         assert events[-1].usage.prompt_tokens == 7  # type: ignore[union-attr]
         assert up.seen[0].body["messages"] == [{"role": "user", "content": "Who are you?"}]
         assert not bench.engine.specs  # the local engine did nothing
+
+
+async def test_what_a_backend_thinks_comes_before_what_it_says_and_cites() -> None:
+    data = (
+        STREAM_HEAD
+        + thought_chunk("A lease, ")
+        + thought_chunk("so rent.")
+        + chunk("950", "stop")
+        + usage_chunk(7, 9)
+    )
+    async with routed(answering(data)) as (bench, _):
+        file_id = await bench.upload(TEXT)
+        events = await bench.ask("What is the rent?", model="big", files=(file_id,))
+        kinds = [type(event) for event in events]
+        thought = [event.text for event in events if isinstance(event, ReasoningDelta)]
+        assert "".join(thought) == "A lease, so rent."
+        assert text_of(events) == "950"
+        assert kinds.index(ReasoningDelta) < kinds.index(CitationAdded) < kinds.index(TextDelta)
+
+
+async def test_what_a_second_backend_thinks_in_the_middle_of_an_answer_is_not_told() -> None:
+    async def broken(request: Seen, write: Write) -> None:
+        await write(STREAM_HEAD + thought_chunk("First.") + chunk("The answer "))
+
+    rest = STREAM_HEAD + thought_chunk("Second.") + chunk("goes on.", "stop") + usage_chunk(7, 9)
+    async with upstream(broken) as one, upstream(answering(rest)) as two:
+        targets = [target(one, "one", prices=Prices(1, 1)), target(two, "two", prices=Prices(2, 2), continues=True)]
+        async with running(targets=targets) as bench:
+            events = await bench.ask("What?", model="big")
+    assert text_of(events) == "The answer goes on."
+    assert [event.text for event in events if isinstance(event, ReasoningDelta)] == ["First."]
 
 
 async def test_models_are_listed_and_unknown_ones_refused() -> None:

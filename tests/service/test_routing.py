@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perilune.core import Attempt, ChoiceFinished, FinishReason, SamplingParams, TextDelta, Usage
+from perilune.core import Attempt, ChoiceFinished, FinishReason, ReasoningDelta, SamplingParams, TextDelta, Usage
 from perilune.errors import InvalidRequest, Overloaded, PeriluneError
 from perilune.service.backends.health import Health, HealthRules, estimated_tokens
 from perilune.service.backends.protocol import (
-    Alive,
     BackendDone,
     BackendEvent,
     BackendFault,
@@ -23,10 +22,11 @@ from perilune.service.backends.protocol import (
     ChatMessage,
     FaultKind,
 )
-from perilune.service.routing import AnswerBroken, Prices, Routed, Router, Target, Trace
+from perilune.service.routing import AnswerBroken, Prices, Router, Target, Trace
 from perilune.telemetry import Telemetry
 
 Act = BackendEvent | FaultKind | float
+THOUGHT = ReasoningDelta(0, "hm")
 
 
 @dataclass
@@ -83,7 +83,7 @@ CALL = Call("req-1", "acme", (ChatMessage("user", "Hello?"),), deadline_s=5.0)
 
 async def run(
     targets: list[Target], call: Call = CALL, whole: bool = False
-) -> tuple[list[Routed], Trace, PeriluneError | None]:
+) -> tuple[list[BackendEvent], Trace, PeriluneError | None]:
     router, trace, got = Router(targets, asyncio.get_running_loop().time, Telemetry()), Trace(), []
     try:
         async for event in router.run(targets, call, 3.0, trace, whole):
@@ -96,7 +96,7 @@ async def run(
     return got, trace, None
 
 
-def text(events: list[Routed]) -> str:
+def text(events: list[BackendEvent]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
@@ -110,7 +110,7 @@ def outcomes(trace: Trace) -> list[str]:
 @pytest.mark.parametrize(
     "fault", [kind for kind in FaultKind if kind is not FaultKind.REFUSED], ids=lambda kind: kind.value
 )
-@pytest.mark.parametrize("first", [[], [Alive()]], ids=["at once", "after a sign of life"])
+@pytest.mark.parametrize("first", [[], [THOUGHT]], ids=["at once", "after a sign of life"])
 async def test_before_the_first_text_every_fault_is_survived(fault: FaultKind, first: list[Act]) -> None:
     got, trace, error = await run([target("a", [*first, fault]), target("b")])
     assert error is None
@@ -193,7 +193,7 @@ async def test_an_answer_nobody_has_seen_is_begun_anew() -> None:
 
 
 async def test_a_stream_that_just_ends_is_a_fault() -> None:
-    got, trace, _ = await run([target("a", [Alive()]), target("b")])
+    got, trace, _ = await run([target("a", [THOUGHT]), target("b")])
     assert text(got) == "hello world"
     assert outcomes(trace) == ["broken", "answered"]
 
@@ -348,7 +348,7 @@ def test_estimates_are_finite_and_grow(words: str) -> None:
 
 @given(
     st.lists(
-        st.lists(st.sampled_from([*FaultKind, Alive(), TextDelta(0, "x")]), max_size=4), min_size=1, max_size=4
+        st.lists(st.sampled_from([*FaultKind, THOUGHT, TextDelta(0, "x")]), max_size=4), min_size=1, max_size=4
     ),
     st.booleans(),
 )

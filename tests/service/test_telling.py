@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perilune.core import TextDelta
+from perilune.core import ReasoningDelta, TextDelta
 from perilune.errors import InternalError, NotFound
 from perilune.memory.indexer import Indexer
 from perilune.memory.memory import Memory
@@ -71,6 +71,7 @@ async def test_a_complete_answer_keeps_its_card(kept: Kept) -> None:
     details = kept.details(3)
     assert details["finish_reason"] == "stop"
     assert details["total_s"] > 0
+    assert "reasoning" not in details
     assert details["usage"]["completion_tokens"] > 0
     report = details["perilune"]
     assert report["plan"] == "full"
@@ -114,6 +115,8 @@ async def test_a_failed_answer_is_kept_and_marked(kept: Kept) -> None:
 
     def fail() -> None:
         with Telling(sessions, visit, asked, "What is it?", time.monotonic) as telling:
+            for thought in ("What is ", "it?"):
+                telling.see(ReasoningDelta(0, thought))
             telling.see(TextDelta(0, "The an"))
             raise InternalError("The engine failed.")
 
@@ -121,6 +124,7 @@ async def test_a_failed_answer_is_kept_and_marked(kept: Kept) -> None:
         fail()
     assert await kept.told() == [("user", "What is it?"), ("assistant", "The an")]
     assert kept.details()["finish_reason"] == "error"
+    assert kept.details()["reasoning"] == "What is it?"
 
 
 async def test_of_a_deleted_session_nothing_comes_back(kept: Kept) -> None:

@@ -18,15 +18,17 @@ MODEL = "scripted"
 
 @dataclass
 class Script:
-    """What is said next: pieces of text, `per_s` of them a second (0: at once). `asked` collects the requests."""
+    """What is said next: pieces of text, `per_s` of them a second (0: at once), behind a `thought`. `asked` has the
+    requests."""
 
     pieces: list[str] = field(default_factory=lambda: ["Well", " said", "."])
     per_s: float = 0.0
+    thought: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     port: int = 0
 
-    def say(self, *pieces: str, per_s: float = 0.0) -> None:
-        self.pieces, self.per_s = list(pieces), per_s
+    def say(self, *pieces: str, per_s: float = 0.0, thought: str = "") -> None:
+        self.pieces, self.per_s, self.thought = list(pieces), per_s, thought
 
 
 class ScriptedServer:
@@ -81,6 +83,7 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
             self.send_header("content-type", "text/event-stream")
             self.send_header("connection", "close")
             self.end_headers()
+            self._event({"reasoning_content": script.thought}, None)
             start_s = time.monotonic()
             for number, piece in enumerate(pieces):
                 if per_s:

@@ -378,8 +378,13 @@ def test_what_cannot_be_read_is_said(desks: Opener, server: Server, tmp_path: Pa
     desk.attach(broken)
     expect(desk.page.get_by_role("list", name="Attached documents").get_by_role("alert")).to_be_visible()
     desk.shot("12-broken-document")
+    desk.page.get_by_role("button", name="Settings").click()
+    desk.page.get_by_label("Language").select_option("zh")
+    desk.page.keyboard.press("Escape")
+    expect(desk.page.get_by_role("alert").get_by_text("文档已损坏或不完整。")).to_be_visible()
     desk.page.goto(f"{server.url}/#/c/nowhere")
     expect(desk.page.get_by_text("There is no such conversation")).to_be_visible()
+    expect(desk.page.get_by_role("heading", name="No such conversation")).to_be_visible()
 
 
 SHOWPIECE = r"""# Tides

@@ -66,6 +66,9 @@ HUGE = {
     + "\n"
     + ("|" + "1|" * 1_000 + "\n") * 6,
 }
+FEW = ["a line of a million characters", "ten thousand lists in each other"]
+"""What the usual run streams; `make soak` streams all of them."""
+
 MARKUP_NAME = "<img src=x onerror=window.hacked=20>'&.md"
 ASKED = "Which colour does the lighthouse of Kestrel Point have? <b onclick=1>"
 FACT = "The lighthouse of Kestrel Point is painted vermilion"
@@ -134,9 +137,9 @@ def test_hostile_turns_are_shown_and_do_nothing(desks: Opener, browser: Browser,
     desk.shot("21-hostile")
 
 
-@pytest.mark.soak
+@pytest.mark.parametrize("huge", [FEW, pytest.param(list(HUGE), marks=pytest.mark.soak)], ids=["few", "all"])
 def test_hostile_answers_are_harmless_while_they_stream(
-    desks: Opener, browser: Browser, server: Server, scripted: ScriptedServer
+    desks: Opener, browser: Browser, server: Server, scripted: ScriptedServer, huge: list[str]
 ) -> None:
     """In small pieces and in bursts, as a server sends them."""
     desk, asked = watched(desks, server)
@@ -147,7 +150,8 @@ def test_hostile_answers_are_harmless_while_they_stream(
     is_harmless(desk, asked)
     desk.shot("21-hostile-answer")
     slow = {}
-    for name, text in HUGE.items():
+    for name in huge:
+        text = HUGE[name]
         desk.open("#/")
         size = max(1, len(text) // 300)
         scripted.script.say(*(text[at : at + size] for at in range(0, len(text), size)))

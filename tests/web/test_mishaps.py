@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Page, Route, expect
@@ -60,22 +60,12 @@ def test_a_half_written_question_stays_with_its_conversation(
     expect(field).to_have_value("And what about")
 
 
-def test_thoughts_are_closed_until_somebody_opens_them(desks: Opener, server: Server) -> None:
-    desk = desks(server.url)
-    deltas: list[tuple[dict[str, str], str | None]] = [
-        ({"reasoning_content": "The user wants the moon. "}, None),
-        ({"reasoning_content": "It is far."}, None),
-        ({"content": "Far away."}, None),
-        ({}, "stop"),
-    ]
-    events = [
-        {"id": "chatcmpl-t", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        for delta, reason in deltas
-    ]
-    body = "".join(f"id: {n}\ndata: {json.dumps(each)}\n\n" for n, each in enumerate(events)) + "data: [DONE]\n\n"
-    desk.page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream")
-    )
+def test_thoughts_are_closed_until_somebody_opens_them(
+    desks: Opener, server: Server, scripted: ScriptedServer
+) -> None:
+    """While the answer is made, and when the conversation is opened again."""
+    scripted.script.say("Far away.", thought="The user wants the moon. It is far.")
+    desk = desks(server.url, stored=SCRIPTED)
     desk.ask("Where is the moon?")
     desk.answered()
     expect(desk.answers.first).to_contain_text("Far away.")
@@ -84,6 +74,10 @@ def test_thoughts_are_closed_until_somebody_opens_them(desks: Opener, server: Se
     expect(desk.answers.first).to_contain_text("The user wants the moon. It is far.")
     desk.shot("30-thoughts")
     desk.is_accessible()
+    desk.page.reload()
+    expect(desk.answers.first).not_to_contain_text("It is far.")
+    desk.page.get_by_text("Thoughts", exact=True).click()
+    expect(desk.answers.first).to_contain_text("The user wants the moon. It is far.")
 
 
 def turn(number: int, speaker: str, text: str, **more: object) -> dict[str, Any]:
@@ -134,3 +128,80 @@ def test_what_the_server_warns_of_is_chinese_in_the_chinese_page(desks: Opener, 
     ).to_be_visible()  # no code of it is known: better than nothing
     desk.shot("32-warnings")
     desk.is_accessible()
+
+
+DRAG = """([event, target, beside]) => {
+  const data = new DataTransfer();
+  data.items.add(new File(['Words.'], 'words.txt', {type: 'text/plain'}));
+  const relatedTarget = beside && document.querySelector(beside);
+  const made = new DragEvent(event, {bubbles: true, cancelable: true, dataTransfer: data, relatedTarget});
+  document.querySelector(target).dispatchEvent(made);
+  return made.defaultPrevented;
+}"""
+
+
+def test_a_file_that_is_dragged_past_the_conversation(desks: Opener, server: Server) -> None:
+    """The browser never opens it in the page's place, and the invitation to drop it goes away with it."""
+    page = desks(server.url).page
+    for beside in ("nav", "nav #search"):
+        assert page.evaluate(DRAG, ["dragover", beside, None])
+    invitation = page.get_by_text("Drop documents to ask about them")
+    expect(invitation).to_be_hidden()
+    page.evaluate(DRAG, ["dragover", "main #question", None])
+    page.evaluate(DRAG, ["dragleave", "main #question", "main header"])
+    expect(invitation).to_be_visible()
+    page.evaluate(DRAG, ["dragleave", "main header", None])
+    expect(invitation).to_be_hidden()
+
+
+SELECT = """() => {
+  const words = document.querySelector('aside [role=region]');
+  getSelection().selectAllChildren(words);
+}"""
+
+
+def test_the_right_place_can_be_marked_again_and_again(
+    desks: Opener, server: Server, scripted: ScriptedServer, tmp_path: Path
+) -> None:
+    """In a page that was open already, and for another answer from the same document."""
+    kept = tmp_path / "kestrel.txt"
+    kept.write_text("The lighthouse of Kestrel Point is painted vermilion.")
+    scripted.script.say("Vermilion.")
+    desk = desks(server.url, stored=SCRIPTED)
+    page = desk.page
+    desk.attach(kept)
+    sources = page.get_by_role("region", name="Where it is from").get_by_role("button")
+    panel = page.get_by_role("complementary", name="Source")
+    mark = panel.get_by_role("button", name="Mark as the right place")
+    for nth, question in enumerate(
+        ("Which colour has the lighthouse?", "Is the lighthouse of Kestrel Point vermilion?"), 1
+    ):
+        desk.ask(question)
+        desk.answered(nth)
+        if nth == 1:
+            desk.questions.first.get_by_role("button", name="kestrel.txt").click()
+            expect(panel.get_by_text("is painted vermilion")).to_be_visible()
+            expect(mark).to_be_hidden()
+        sources.last.click()
+        expect(panel.locator("mark").first).to_be_visible()
+        expect(mark).to_be_visible()
+        page.evaluate(SELECT)
+        mark.click()
+        expect(panel.get_by_role("status")).to_contain_text("The next time this is asked")
+
+
+def test_escape_leaves_the_edit_and_stops_no_answer(
+    desks: Opener, server: Server, scripted: ScriptedServer
+) -> None:
+    scripted.script.say("Said.")
+    desk = desks(server.url, stored=SCRIPTED)
+    desk.ask("Edited in vain.")
+    desk.answered()
+    desk.questions.first.hover()
+    desk.page.get_by_role("button", name="Edit the question").click()
+    scripted.script.say(*(f"word{n} " for n in range(40)), per_s=50)
+    desk.ask("Answered meanwhile.")
+    expect(desk.answers.last).to_contain_text("word3")
+    desk.page.get_by_role("textbox", name="Edit the question").press("Escape")
+    expect(desk.questions).to_have_count(2)
+    expect(desk.answers.last).to_contain_text("word39")

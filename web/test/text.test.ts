@@ -48,6 +48,9 @@ test("every code that the server documents has a text", () => {
   const errors = codesIn("api.md", "Errors", 2);
   const degradations = codesIn("perilune-object.md", "Degradations", 1);
   assert.ok(errors.includes("overloaded") && degradations.includes("refined"));
+  const unreadable = /`perilune.error_code` is ([^.]*)/.exec(readFileSync("../docs/api.md", "utf8"))![1]!.match(/[a-z_]+(?=`)/g)!;
+  assert.ok(unreadable.includes("locked"));
+  for (const code of unreadable) assert.ok(hasText(`unreadable.${code}`), code);
   for (const code of errors) assert.ok(hasText(`error.${code}`), code);
   for (const code of degradations) assert.ok(hasText(`degraded.${code}`), code);
 });

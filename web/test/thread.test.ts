@@ -1,9 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Refused, Unreachable } from "../src/api/client";
+import { ask } from "../src/state/actions";
 import { draftOf } from "../src/state/drafts";
 import { models } from "../src/state/models";
 import { notePending, pendingOf } from "../src/state/pending";
+import { isOpen, openConversation } from "../src/state/route";
 import { deleteConversation, newThread, threadOf } from "../src/state/threads";
 import type { Thread } from "../src/state/thread";
 import { moment, ok, refused, said, streamed, until, Wire } from "./wire";
@@ -36,6 +38,7 @@ async function answered(thread: Thread): Promise<void> {
   await until(() => !thread.answering.value);
 }
 
+const encoded = (event: unknown) => new TextEncoder().encode(`data: ${JSON.stringify(event)}\n\n`);
 const last = (thread: Thread) => thread.entries.value.at(-1)!;
 
 test("a question waits until it is known which models there are", async () => {
@@ -141,6 +144,31 @@ test("an answer that a restart took away is asked for once more, but only of who
   assert.equal(last(thread).text.value, "Well again.");
 });
 
+test("an answer that a restart cut off is asked for once more beside what is kept of it, and no third time", async () => {
+  const wire = willing([]);
+  const session = newSession();
+  const turns = [
+    { turn: 1, speaker: "user", text: MOON.text, at: 0 },
+    { turn: 2, speaker: "assistant", text: "We", at: 0, answer: { id: "a1", finish_reason: "cancelled" } },
+  ];
+  const kept = { title: "", turns: 2, created_at: 0, updated_at: 0, parent: null, data: turns, has_more: false };
+  wire.on("GET", SESSION, ({ path }) => ok({ ...kept, id: /sessions\/([\w-]+)/.exec(path)?.[1] }));
+  wire.on("POST", CHAT, () => streamed([{ id: "a1", choices: [{ delta: { content: "We" } }] }]));
+  wire.on("GET", CHAT, () => refused(404, "not_found"));
+  wire.on("POST", SESSION, () => ok({ ...kept, id: "beside", turns: 0, parent: { session, turn: 0 } }));
+  const thread = newThread(session);
+  openConversation(session);
+  ask(thread, MOON);
+  await answered(thread);
+  await until(() => isOpen("beside"));
+  await answered(threadOf("beside"));
+  await moment(30);
+  const sessions = wire.of("POST", CHAT).map((each) => (each.body as { session: string }).session);
+  assert.deepEqual(sessions, [session, "beside"]);
+  assert.equal(last(thread).torn.value, true);
+  assert.equal(last(thread).text.value, "We");
+});
+
 test("an answer that was lost with its conversation isn't asked for again", async () => {
   const wire = willing([["user", "Hello?"], ["assistant", "Hello."]]);
   const thread = threadOf(newSession());
@@ -181,4 +209,38 @@ test("a draft belongs to its conversation and outlives a reload", () => {
     text: "half a que",
     files: [{ id: "f1", name: "same.pdf" }, { id: "f2", name: "same.pdf" }],
   });
+});
+
+test("an answer of a server that says nothing any more is stopped within seconds", async () => {
+  const wire = willing([]);
+  wire.on("POST", CHAT, (_, signal) => {
+    const start = (stream: ReadableStreamDefaultController) => {
+      stream.enqueue(encoded({ id: "a9", choices: [{ delta: { content: "Half" } }] }));
+      signal?.addEventListener("abort", () => stream.error(signal.reason)); // as a browser does
+    };
+    return new Response(new ReadableStream({ start }));
+  });
+  wire.on("DELETE", CHAT, Wire.silent);
+  const thread = newThread(newSession());
+  thread.ask(MOON);
+  await until(() => last(thread).live.value?.id.value === "a9");
+  wire.on("GET", SESSION, Wire.silent);
+  void thread.stop();
+  await until(() => !thread.answering.value, 200); // ten seconds of the page's
+  assert.equal(last(thread).finish.value, "cancelled");
+  assert.equal(last(thread).text.value, "Half");
+});
+
+test("a model that the server has no more is looked for again with the next question", async () => {
+  const wire = willing();
+  wire.on("POST", CHAT, () => refused(404, "model_not_found"));
+  const thread = newThread(newSession());
+  thread.ask(MOON);
+  await answered(thread);
+  assert.ok(last(thread).failure.value instanceof Refused);
+  wire.on("GET", /^\/v1\/models/, () => ok({ data: [{ id: "third", max_model_len: 8 }] }));
+  wire.on("POST", CHAT, () => streamed(said("a1", "Well.")));
+  thread.askInPlaceOf(thread.entries.value[0]!, MOON);
+  await answered(thread);
+  assert.equal((wire.of("POST", CHAT)[1]?.body as { model: string }).model, "third");
 });

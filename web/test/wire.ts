@@ -30,6 +30,8 @@ export class Wire {
       removeItem: (name: string) => void kept.delete(name),
     };
     Object.defineProperty(globalThis, "sessionStorage", { value: storage, configurable: true });
+    Object.defineProperty(globalThis, "location", { value: { hash: "" }, configurable: true });
+    Object.defineProperty(globalThis, "history", { value: { pushState: () => {}, replaceState: () => {} }, configurable: true });
     Object.defineProperty(globalThis, "document", { value: { hidden: false }, configurable: true });
   }
 

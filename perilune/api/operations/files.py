@@ -38,6 +38,7 @@ from perilune.api.vector_store_schema import (
     WireStoreChanges,
     WireStoreFile,
 )
+from perilune.errors import Unreadable
 
 _AT = or_null(WHOLE)
 _METADATA: Schema = {"type": "object", "additionalProperties": TEXT}
@@ -60,6 +61,7 @@ SCHEMAS: dict[str, Schema] = {
         status_details=or_null(TEXT),
         perilune=shape(
             status=one_of("uploaded", "parsing", "prefilling", "processed", "error"),
+            error_code=or_null(one_of(*Unreadable)),
             pages_total=or_null(COUNT),
             pages_parsed=COUNT,
             tokens=or_null(COUNT),

@@ -81,6 +81,7 @@ SCHEMAS: dict[str, Schema] = {
                     "finish_reason": or_null(TEXT),
                     "total_s": or_null(NUMBER),
                     "usage": or_null(shape(**fields_of(Usage))),
+                    "reasoning": TEXT,
                 },
                 "required": ["id", "finish_reason", "total_s", "usage"],
             }

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from itertools import islice
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.formats import open_document
 from perilune.memory.ingest.package import bomb, check_ratio
 from perilune.memory.ingest.pagination import PageText, Parsed, clean
@@ -30,7 +30,9 @@ def parse(source: Source) -> Parsed:
     """Raises `UnsupportedDocument`: nested too deep, too many files, a bomb, nothing that can be read."""
     if source.depth >= MAX_DEPTH:
         raise UnsupportedDocument(
-            f"The archive lies more than {MAX_DEPTH} archives deep.", hint="Unpack it and upload the files."
+            f"The archive lies more than {MAX_DEPTH} archives deep.",
+            hint="Unpack it and upload the files.",
+            why=Unreadable.TOO_MUCH,
         )
     return Parsed(None, islice(_pages(source), source.first_page - 1, None))
 
@@ -48,6 +50,7 @@ def _pages(source: Source) -> Iterator[PageText]:
                 raise UnsupportedDocument(
                     f"The ZIP file holds more than {MAX_MEMBERS:,} files.",
                     hint="Split it, or upload what you mean.",
+                    why=Unreadable.TOO_MUCH,
                 )
             try:
                 for page in _member(source, archive, info, name):
@@ -58,7 +61,9 @@ def _pages(source: Source) -> Iterator[PageText]:
     if not found:
         why = left_out[0].removeprefix("- ") if left_out else "it is empty"
         raise UnsupportedDocument(
-            f"Nothing in the ZIP file can be read ({why}).", hint="Upload the files themselves."
+            f"Nothing in the ZIP file can be read ({why}).",
+            hint="Upload the files themselves.",
+            why=Unreadable.NO_TEXT,
         )
     if left_out:
         yield PageText(_note(left_out), "files that were left out")
@@ -79,11 +84,13 @@ def _member(source: Source, archive: zipfile.ZipFile, info: zipfile.ZipInfo, nam
 
 def _unpack(source: Source, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     if info.flag_bits & _ENCRYPTED:
-        raise UnsupportedDocument("It is encrypted.", hint="Save it without a password.")
+        raise UnsupportedDocument("It is encrypted.", hint="Save it without a password.", why=Unreadable.LOCKED)
     check_ratio(info, "ZIP")
     if info.file_size > MAX_MEMBER_BYTES:
         raise UnsupportedDocument(
-            f"It is larger than {MAX_MEMBER_BYTES / 1024**2:,.0f} MB.", hint="Upload it by itself."
+            f"It is larger than {MAX_MEMBER_BYTES / 1024**2:,.0f} MB.",
+            hint="Upload it by itself.",
+            why=Unreadable.TOO_MUCH,
         )
     source.allowance.unpacked_bytes -= info.file_size
     if source.allowance.unpacked_bytes < 0:
@@ -91,7 +98,9 @@ def _unpack(source: Source, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     try:
         return archive.read(info)
     except _DAMAGE as error:
-        raise UnsupportedDocument(f"It is damaged ({str(error)[:100]}).", hint="Pack it again.") from None
+        raise UnsupportedDocument(
+            f"It is damaged ({str(error)[:100]}).", hint="Pack it again.", why=Unreadable.DAMAGED
+        ) from None
 
 
 def safe_name(info: zipfile.ZipInfo) -> str:

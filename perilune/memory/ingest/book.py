@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.package import Package, damage_told
 from perilune.memory.ingest.pagination import PageText, Parsed, paginate
 from perilune.memory.ingest.source import Source
@@ -30,7 +30,9 @@ def parse(source: Source) -> Parsed:
             locked = {item.get("URI", "") for item in package.xml(_ENCRYPTION).iter(_CIPHER)}
             if locked & set(chapters):
                 raise UnsupportedDocument(
-                    "The e-book is copy-protected (DRM).", hint="Upload an edition without copy protection."
+                    "The e-book is copy-protected (DRM).",
+                    hint="Upload an edition without copy protection.",
+                    why=Unreadable.LOCKED,
                 )
     return Parsed(None, islice(_pages(package, chapters), source.first_page - 1, None))
 
@@ -58,4 +60,6 @@ def _pages(package: Package, chapters: list[str]) -> Iterator[PageText]:
         for page in paginate([f"{text}\n\n"]):
             yield PageText(page, name)
     if not found:
-        raise UnsupportedDocument("The EPUB file holds no text.", hint="Upload a file that holds text.")
+        raise UnsupportedDocument(
+            "The EPUB file holds no text.", hint="Upload a file that holds text.", why=Unreadable.NO_TEXT
+        )

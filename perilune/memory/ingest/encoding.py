@@ -10,7 +10,7 @@ import codecs
 import re
 from collections.abc import Iterator
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.pagination import clean
 from perilune.memory.ingest.sniff import SUPPORTED
 from perilune.memory.ingest.source import Source
@@ -72,6 +72,7 @@ def not_text() -> UnsupportedDocument:
     return UnsupportedDocument(
         "The file holds binary data that is no known document.",
         hint=f"Upload {SUPPORTED}.",
+        why=Unreadable.UNKNOWN_KIND,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.ocr import MAX_PIXELS, MAX_SIDE_PIXELS, recognise
 from perilune.memory.ingest.pagination import PageText, Parsed, digest_of
 from perilune.memory.ingest.source import Source
@@ -34,6 +34,7 @@ def parse(source: Source) -> Parsed:
         raise UnsupportedDocument(
             f"The image has {frames:,} pages; the limit is {source.job.max_pages:,}.",
             hint="Split it, or raise documents.max_pages.",
+            why=Unreadable.TOO_MUCH,
         )
     return Parsed(frames, islice(_pages(source, image, frames), source.first_page - 1, None))
 
@@ -53,7 +54,9 @@ def _pages(source: Source, image: Image.Image, frames: int) -> Iterator[PageText
         yield PageText(text, anchor, digest)
     if not found:
         raise UnsupportedDocument(
-            "No text was found in this image.", hint="Upload a sharper one, or a document with text."
+            "No text was found in this image.",
+            hint="Upload a sharper one, or a document with text.",
+            why=Unreadable.NO_TEXT,
         )
 
 
@@ -62,6 +65,7 @@ def _text(source: Source, image: Image.Image, frame: int) -> str:
         raise UnsupportedDocument(
             f"Text recognition (OCR) is off, or has read {source.job.ocr_pages:,} images of this upload already.",
             hint="Raise documents.ocr_pages.",
+            why=Unreadable.SCAN,
         )
     try:
         image.seek(frame)
@@ -82,6 +86,7 @@ def _pixels(image: Image.Image) -> npt.NDArray[np.uint8]:
         raise UnsupportedDocument(
             f"The image has {width:,} x {height:,} pixels; the limit is {MAX_PIXELS / 1e6:,.0f} million.",
             hint="Make it smaller (2,000 pixels on the longer side are enough for a page), or cut it.",
+            why=Unreadable.TOO_MUCH,
         )
     small = image.copy()
     if small.mode in ("1", "I;16", "I", "F"):
@@ -102,4 +107,5 @@ def _damaged(error: Exception) -> UnsupportedDocument:
     return UnsupportedDocument(
         f"The image is damaged or of an unknown kind{reason}.",
         hint="Save it again as PNG and upload that.",
+        why=Unreadable.DAMAGED,
     )

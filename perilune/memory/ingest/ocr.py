@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.layout import Box, text_of
 from perilune.memory.ingest.pagination import clean
 from perilune.memory.ingest.source import Allowance
@@ -53,6 +53,7 @@ def _engine() -> Any:
         raise UnsupportedDocument(
             f"Text recognition (OCR) can't be loaded ({error}).",
             hint="Install Perilune again, or upload a file with a text layer.",
+            why=Unreadable.FAILED,
         ) from None
     onnxruntime.set_default_logger_severity(4)  # libraries write nothing: it could quote the document
     engine = "EngineConfig.onnxruntime"

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from lxml import etree
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.source import FREE_BYTES, MAX_RATIO, Source
 
 MACRO_NOTE = "[This file holds macros. They were not run and are not part of this text.]\n"
@@ -45,6 +45,7 @@ def damage_told(what: str, program: str) -> Iterator[None]:
         raise UnsupportedDocument(
             f"The {what} file is damaged ({str(error)[:200]}).",
             hint=f"Open it in {program}, save it again and upload that.",
+            why=Unreadable.DAMAGED,
         ) from None
 
 
@@ -110,4 +111,5 @@ def bomb(what: str, unpacked_bytes: int) -> UnsupportedDocument:
         f"The {what} file unpacks to {unpacked_bytes / 1024**2:,.0f} MB or more, hundreds of times its size, which "
         "looks like a zip bomb.",
         hint="Save it again with the program that made it, and upload that; or split it.",
+        why=Unreadable.TOO_MUCH,
     )

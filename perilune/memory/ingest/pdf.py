@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pypdfium2 as pdfium
 import pypdfium2.raw as pdfium_c
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest import tables
 from perilune.memory.ingest.pagination import PageText, Parsed, clean
 from perilune.memory.ingest.scan import has_picture, read_scan
@@ -41,6 +41,7 @@ def parse(source: Source) -> Parsed:
         raise UnsupportedDocument(
             f"The PDF has {total:,} pages; the limit is {job.max_pages:,}.",
             hint="Split it, or raise documents.max_pages.",
+            why=Unreadable.TOO_MUCH,
         )
     return Parsed(total, _Pages(document, source).read())
 
@@ -67,10 +68,12 @@ class _Pages:
             raise UnsupportedDocument(
                 f"None of the {self._total:,} pages holds text: this is a scan, and {self._unread.message}.",
                 hint=self._unread.hint,
+                why=Unreadable.SCAN,
             )
         raise UnsupportedDocument(
             f"None of the {self._total:,} pages holds text that can be read.",
             hint="Upload a document that holds text, or sharper scans.",
+            why=Unreadable.NO_TEXT,
         )
 
     def _page(self, number: int) -> PageText:
@@ -154,10 +157,13 @@ def _cannot_open(error: pdfium.PdfiumError, source: Source) -> UnsupportedDocume
             "The PDF is encrypted and needs a password.",
             hint="Save it without a password (for example `qpdf --decrypt --password=… in.pdf out.pdf`) "
             "and upload that.",
+            why=Unreadable.LOCKED,
         )
     if code == pdfium_c.FPDF_ERR_SECURITY:
         return UnsupportedDocument(
-            "The PDF uses an encryption that can't be read.", hint="Print it to a new PDF and upload that."
+            "The PDF uses an encryption that can't be read.",
+            hint="Print it to a new PDF and upload that.",
+            why=Unreadable.LOCKED,
         )
     return _damaged(source)
 
@@ -171,8 +177,10 @@ def _damaged(source: Source) -> UnsupportedDocument:
         return UnsupportedDocument(
             "The PDF is truncated: its end is missing.",
             hint="Download or export it again and upload the whole file.",
+            why=Unreadable.DAMAGED,
         )
     return UnsupportedDocument(
         "The PDF is damaged and can't be opened.",
         hint="Repair it (for example `qpdf in.pdf out.pdf`) or export it again.",
+        why=Unreadable.DAMAGED,
     )

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from perilune.errors import Unreadable
 from perilune.memory.chunk import Span
 from perilune.memory.ingest.pagination import PageText
 
@@ -107,10 +108,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The document can't be read; both texts are for people."""
+    """The document can't be read; both texts are for people, `why` is for programs."""
 
     message: str
     hint: str
+    why: Unreadable | None = None
 
 
 Frame = Opened | Batch | Unchanged | Picture | Done | Failed
@@ -137,8 +139,8 @@ def encode(message: Frame) -> bytes:
             return frame({"kind": "picture"}, png)
         case Done():
             return frame({"kind": "done"})
-        case Failed(message_text, hint):
-            return frame({"kind": "failed", "message": message_text, "hint": hint})
+        case Failed(message_text, hint, why):
+            return frame({"kind": "failed", "message": message_text, "hint": hint, "why": why})
 
 
 def lengths(head: bytes) -> tuple[int, int]:
@@ -180,7 +182,9 @@ def decode(data: bytes, blob: bytes) -> Frame:
             case "done":
                 return Done()
             case "failed":
-                return Failed(_text(body["message"])[:_MAX_MESSAGE_CHARS], _text(body["hint"])[:_MAX_MESSAGE_CHARS])
+                message, hint = (_text(body[name])[:_MAX_MESSAGE_CHARS] for name in ("message", "hint"))
+                why = body.get("why")
+                return Failed(message, hint, None if why is None else Unreadable(why))
             case other:
                 raise ProtocolError(f"unknown kind {other!r:.40}")
     except (ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import IO
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.protocol import (
     LENGTHS,
     START,
@@ -103,7 +103,7 @@ class Parsers:
             parser.send(job)
             for message in _frames(_Reader(parser.output, self._stall_s, stopped)):
                 if isinstance(message, Failed):
-                    raise UnsupportedDocument(message.message, hint=message.hint)
+                    raise UnsupportedDocument(message.message, hint=message.hint, why=message.why)
                 yield message
                 if isinstance(message, Done):
                     return
@@ -291,11 +291,13 @@ def _death(status: int, job: Job, errors: IO[bytes]) -> UnsupportedDocument:
         return UnsupportedDocument(
             "The system stopped the parser, most likely because memory ran out.",
             hint="Free memory or split the document, and try again.",
+            why=Unreadable.TOO_MUCH,
         )
     if -status == signal.SIGXCPU:
         return UnsupportedDocument(
             f"Reading the document took more than {job.cpu_s:,} s of computing and was stopped.",
             hint="Split it, or raise documents.parser_cpu_s.",
+            why=Unreadable.TOO_MUCH,
         )
     if status < 0:
         return _broken(f"The parser crashed on this file ({signal.Signals(-status).name}); it is probably damaged.")
@@ -303,4 +305,4 @@ def _death(status: int, job: Job, errors: IO[bytes]) -> UnsupportedDocument:
 
 
 def _broken(message: str) -> UnsupportedDocument:
-    return UnsupportedDocument(message, hint=_REPORT)
+    return UnsupportedDocument(message, hint=_REPORT, why=Unreadable.FAILED)

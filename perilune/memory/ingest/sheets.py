@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.cells import S, column_of, date_styles, epoch_of, one_line, shown, text_of
 from perilune.memory.ingest.package import MACRO_NOTE, Package, damage_told
 from perilune.memory.ingest.pagination import PAGE_CHARS, PageText, Parsed, clean
@@ -53,7 +53,9 @@ def _pages(package: Package, workbook: Any, sheets: list[_Sheet]) -> Iterator[Pa
                 found = True
                 yield page
     if not found:
-        raise UnsupportedDocument("The XLSX file holds no filled cells.", hint="Upload a file that holds text.")
+        raise UnsupportedDocument(
+            "The XLSX file holds no filled cells.", hint="Upload a file that holds text.", why=Unreadable.NO_TEXT
+        )
     if package.has_macros:
         yield PageText(MACRO_NOTE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.package import MACRO_NOTE, Package, damage_told
 from perilune.memory.ingest.pagination import PageText, Parsed, clean
 from perilune.memory.ingest.source import Source
@@ -26,11 +26,14 @@ def parse(source: Source) -> Parsed:
         ids = [item.get(_R_ID, "") for item in package.xml(_PRESENTATION).iter(f"{_P}sldId")]
         slides = [relations[each] for each in ids if relations.get(each) in package.names]
     if not slides:
-        raise UnsupportedDocument("The PPTX file holds no slides.", hint="Upload a file that holds text.")
+        raise UnsupportedDocument(
+            "The PPTX file holds no slides.", hint="Upload a file that holds text.", why=Unreadable.NO_TEXT
+        )
     if len(slides) > source.job.max_pages:
         raise UnsupportedDocument(
             f"The PPTX file has {len(slides):,} slides; the limit is {source.job.max_pages:,}.",
             hint="Split it, or raise documents.max_pages.",
+            why=Unreadable.TOO_MUCH,
         )
     return Parsed(len(slides), _pages(package, slides, source.first_page))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.source import Source
 
 HEAD_BYTES = 4_096
@@ -53,7 +53,11 @@ def kind_of(source: Source) -> str:
         return "image"
     for signature, what, hint in _REFUSED:
         if head.startswith(signature):
-            raise UnsupportedDocument(f"This is {what}, which can't be read; supported are {SUPPORTED}.", hint=hint)
+            raise UnsupportedDocument(
+                f"This is {what}, which can't be read; supported are {SUPPORTED}.",
+                hint=hint,
+                why=Unreadable.UNKNOWN_KIND,
+            )
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:512].lower()
     if start.startswith(_HTML_STARTS[:2]) or (start.startswith(_HTML_STARTS[2]) and b"<html" in start):
         return "html"
@@ -76,6 +80,7 @@ def _zip_kind(source: Source) -> str:
         raise UnsupportedDocument(
             f"The file is a damaged or incomplete ZIP, Office or EPUB file ({error}).",
             hint="Download or export it again and upload the whole file.",
+            why=Unreadable.DAMAGED,
         ) from None
     if "word/document.xml" in names or any(n.startswith("word/document") and n.endswith(".xml") for n in names):
         return "docx"
@@ -94,4 +99,6 @@ def _zip_kind(source: Source) -> str:
 
 
 def _refused(what: str, hint: str) -> UnsupportedDocument:
-    return UnsupportedDocument(f"This is {what}, which can't be read; supported are {SUPPORTED}.", hint=hint)
+    return UnsupportedDocument(
+        f"This is {what}, which can't be read; supported are {SUPPORTED}.", hint=hint, why=Unreadable.UNKNOWN_KIND
+    )

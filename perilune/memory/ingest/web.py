@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.encoding import find_encoding
 from perilune.memory.ingest.pagination import Parsed, clean, pages_of
 from perilune.memory.ingest.source import Source
@@ -44,7 +44,9 @@ def parse(source: Source) -> Parsed:
     heading, text = read_html(_decode(source))
     if not text:
         raise UnsupportedDocument(
-            "The HTML file shows no text.", hint="If a script builds the page, save it as PDF in a browser instead."
+            "The HTML file shows no text.",
+            hint="If a script builds the page, save it as PDF in a browser instead.",
+            why=Unreadable.NO_TEXT,
         )
     if heading and heading not in text[:500]:
         text = f"{heading}\n\n{text}"

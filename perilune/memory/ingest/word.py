@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory.ingest.package import MACRO_NOTE, Package, damage_told
 from perilune.memory.ingest.pagination import PageText, Parsed, clean, pages_of
 from perilune.memory.ingest.source import Source
@@ -50,6 +50,7 @@ def _paged(text: str, source: Source, note: str) -> Parsed:
         raise UnsupportedDocument(
             "The DOCX file holds no text.",
             hint="Pictures in DOCX files are not read; upload them as images or the file as PDF.",
+            why=Unreadable.NO_TEXT,
         )
     pages[-1] += note
     if len(pages) == 1:
@@ -58,6 +59,7 @@ def _paged(text: str, source: Source, note: str) -> Parsed:
         raise UnsupportedDocument(
             f"The DOCX file has {len(pages):,} pages; the limit is {source.job.max_pages:,}.",
             hint="Split it, or raise documents.max_pages.",
+            why=Unreadable.TOO_MUCH,
         )
     return Parsed(len(pages), map(PageText, pages[source.first_page - 1 :]))
 

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from perilune.errors import UnsupportedDocument
+from perilune.errors import Unreadable, UnsupportedDocument
 from perilune.memory import language, postings
 from perilune.memory.analyse import Analyser
 from perilune.memory.chunk import Span, is_listing, passages
@@ -104,6 +104,7 @@ def _batches(parsed: Parsed, job: Job) -> Iterator[Batch | Unchanged]:
             raise UnsupportedDocument(
                 f"The document holds more than {job.max_text_bytes / 1024**2:,.0f} MB of text.",
                 hint="Split it, or raise documents.max_text.",
+                why=Unreadable.TOO_MUCH,
             )
         known_chars = job.known.get(digest)
         if batch.holds(unchanged=known_chars is None):
@@ -182,6 +183,7 @@ def out_of_memory(job: Job) -> Failed:
     return Failed(
         f"Reading the document takes more than {job.memory_bytes / 1024**2:,.0f} MB of memory.",
         "Split it, or raise documents.parser_memory.",
+        Unreadable.TOO_MUCH,
     )
 
 
@@ -202,7 +204,7 @@ def main() -> int:
             stdout.write(encode(message))
             stdout.flush()
     except UnsupportedDocument as error:
-        last = Failed(error.message, error.hint)
+        last = Failed(error.message, error.hint, error.why)
     except MemoryError:
         last = out_of_memory(job)
     except BrokenPipeError:

@@ -123,8 +123,15 @@ class Leaving:
     said: Said
 
 
-Stream = int | tuple[int, int]
-"""A choice, or a choice and the number of a call in it. Both count from 0."""
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What is thought before a choice."""
+
+    choice: int
+
+
+Stream = int | tuple[int, int] | Thought
+"""A choice, a choice and the number of a call in it (both count from 0), or what was thought before a choice."""
 
 
 class Reverser(Protocol):

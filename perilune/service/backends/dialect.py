@@ -17,6 +17,7 @@ from perilune.core import (
     ChoiceFinished,
     DecodedLogprob,
     FinishReason,
+    ReasoningDelta,
     SamplingParams,
     TextDelta,
     Tool,
@@ -26,7 +27,7 @@ from perilune.core import (
     Usage,
 )
 from perilune.service.backends.departure import Departed
-from perilune.service.backends.protocol import Alive, BackendEvent, Call, ChatMessage
+from perilune.service.backends.protocol import BackendEvent, Call, ChatMessage
 
 MAX_CALLS = 128
 """Of one choice."""
@@ -131,13 +132,15 @@ def _sampling(sampling: SamplingParams) -> dict[str, Any]:
 @dataclass(slots=True)
 class ChunkReader:
     """The chunks of one stream. `usage` is None until the server told it; `pieces` counts deltas with text or parts
-    of calls; `calls` are those that began, each a choice and its number in it."""
+    of calls; `calls` are those that began, each a choice and its number in it; `thinking` are the choices that have
+    thought, for whoever reads on to take them out once they speak."""
 
     choices: int
     usage: Usage | None = None
     pieces: int = 0
     finished: set[int] = field(default_factory=set)
     calls: set[tuple[int, int]] = field(default_factory=set)
+    thinking: set[int] = field(default_factory=set)
 
     @property
     def complete(self) -> bool:
@@ -170,14 +173,16 @@ class ChunkReader:
             raise Malformed
         if index in self.finished:
             return
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         text = delta.get("content") or ""
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not isinstance(thought, str):
             raise Malformed
+        if thought:
+            self.thinking.add(index)
+            yield ReasoningDelta(index, thought)
         if text:
             self.pieces += 1
             yield TextDelta(index, text, _logprobs(choice.get("logprobs")))
-        elif delta.get("reasoning_content") or delta.get("reasoning"):
-            yield Alive()
         for call in _list(delta.get("tool_calls")):
             yield self._call(index, call)
         if reason := choice.get("finish_reason"):
@@ -219,7 +224,10 @@ def usage_of(value: Any) -> Usage:
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     if cached is None:
         cached = value.get("prompt_cache_hit_tokens", value.get("cached_tokens"))  # DeepSeek's and Moonshot's names
-    return Usage(_count(value.get("prompt_tokens")), _count(value.get("completion_tokens")), _count(cached or 0))
+    more = value.get("completion_tokens_details") or {}
+    thought = more.get("reasoning_tokens") if isinstance(more, dict) else None
+    told = (value.get("prompt_tokens"), value.get("completion_tokens"), cached or 0, thought or 0)
+    return Usage(*map(_count, told))
 
 
 def _count(value: Any) -> int:

@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from perilune.core import ChoiceFinished, TextDelta, ToolCallDelta, Usage
+from perilune.core import ChoiceFinished, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from perilune.errors import ConfigError, Forbidden
-from perilune.service.backends.departure import AsWritten, Departed, Departure, Leaving, Said
+from perilune.service.backends.departure import AsWritten, Departed, Departure, Leaving, Said, Thought
 from perilune.service.backends.dialect import ChunkReader, Malformed, UpstreamError, body_of, error_code
 from perilune.service.backends.protocol import BackendDone, BackendEvent, BackendFault, Call, FaultKind
 from perilune.service.backends.sse import EventReader, EventTooLong
@@ -259,6 +259,12 @@ def _reversed(event: BackendEvent, departed: Departed, reader: ChunkReader) -> I
         if arguments or event.name:
             yield replace(event, arguments=arguments)
         return
+    if isinstance(event, ReasoningDelta):
+        if text := departed.reverser.push(Thought(event.choice), event.text):
+            yield replace(event, text=text)
+        return
+    if isinstance(event, TextDelta | ChoiceFinished):
+        yield from _last_thought(event.choice, departed, reader)
     if isinstance(event, TextDelta):
         text = departed.reverser.push(event.choice, event.text)
         logprobs = () if departed.altered else event.logprobs
@@ -272,6 +278,14 @@ def _reversed(event: BackendEvent, departed: Departed, reader: ChunkReader) -> I
             if tail := departed.reverser.flush(stream):
                 yield ToolCallDelta(*stream, tail)
     yield event
+
+
+def _last_thought(choice: int, departed: Departed, reader: ChunkReader) -> Iterator[BackendEvent]:
+    """What was held back of a choice's thoughts, once it speaks."""
+    if choice in reader.thinking:
+        reader.thinking.remove(choice)
+        if tail := departed.reverser.flush(Thought(choice)):
+            yield ReasoningDelta(choice, tail)
 
 
 def retry_after_s(value: str | None, now: float) -> float | None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from perilune.core import (
     ChoiceFinished,
+    ReasoningDelta,
     SamplingParams,
     ServiceClass,
     TextDelta,
@@ -61,11 +62,6 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
-    """The backend works on the answer without having said anything of it (it reasons)."""
-
-
-@dataclass(frozen=True, slots=True)
 class BackendDone:
     """The last event of a call that ran. `counted` is false where the backend told no usage: then the completion
     tokens are the pieces of text that came, and the prompt's are unknown (0). `taken_out`: see `Departed`."""
@@ -75,7 +71,7 @@ class BackendDone:
     taken_out: Mapping[str, int] = field(default_factory=dict)
 
 
-BackendEvent = TextDelta | ToolCallDelta | ChoiceFinished | Alive | BackendDone
+BackendEvent = ReasoningDelta | TextDelta | ToolCallDelta | ChoiceFinished | BackendDone
 
 
 class FaultKind(StrEnum):

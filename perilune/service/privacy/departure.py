@@ -137,7 +137,8 @@ class Restoring:
 
     def push(self, stream: Stream, text: str) -> str:
         if stream not in self._streams:
-            written = in_json if self._formed or isinstance(stream, tuple) else as_it_is
+            is_json = isinstance(stream, tuple) or (self._formed and isinstance(stream, int))
+            written = in_json if is_json else as_it_is
             self._streams[stream] = Restorer(self._vault, written)
         return self._streams[stream].push(text)
 

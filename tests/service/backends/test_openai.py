@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from perilune.core import SamplingParams, TextDelta, Usage
+from perilune.core import ReasoningDelta, SamplingParams, TextDelta, Usage
 from perilune.errors import ConfigError, ContextTooLong, Forbidden, Overloaded, Unreachable
 from perilune.service.backends.departure import Departed, Leaving, Stream
 from perilune.service.backends.openai import Address, OpenAIBackend, retry_after_s
 from perilune.service.backends.protocol import (
-    Alive,
     BackendDone,
     BackendFault,
     Call,
@@ -37,6 +36,7 @@ from tests.service.backends.upstream import (
     hanging,
     response,
     saying,
+    thought_chunk,
     upstream,
     usage_chunk,
 )
@@ -230,13 +230,13 @@ async def test_a_connection_that_was_reset_in_the_pool_costs_no_request() -> Non
     server.close()
 
 
-async def test_reasoning_is_a_sign_of_life_and_no_text() -> None:
-    thought = b'data: {"choices": [{"index": 0, "delta": {"reasoning_content": "hm"}}]}\n\n'
-    data = STREAM_HEAD + thought + chunk("yes", "stop") + usage_chunk(3, 9)
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+async def test_what_a_backend_thinks_is_no_text(field: str) -> None:
+    data = STREAM_HEAD + thought_chunk("hm", field) + chunk("yes", "stop") + usage_chunk(3, 9)
     async with upstream(answering(data)) as up:
         backend = backend_of(up)
         events = await collect(backend, CALL)
-        assert isinstance(events[0], Alive)
+        assert events[0] == ReasoningDelta(0, "hm")
         assert text_of(events) == "yes"
         await backend.close()
 
@@ -279,6 +279,17 @@ async def test_all_text_passes_the_departure_and_is_reversed() -> None:
         assert "Ada" not in str(up.seen[0].body)
         assert up.seen[0].body["stop"] == ["P1:"]
         assert (names.seen[0].tenant, names.seen[0].backend) == ("acme", "up")
+        await backend.close()
+
+
+async def test_what_is_thought_is_reversed_too() -> None:
+    """Also what was held back when the thoughts ended."""
+    data = STREAM_HEAD + thought_chunk("Of P") + thought_chunk("1 or P") + chunk("P1.", "stop") + usage_chunk(3, 9)
+    async with upstream(answering(data)) as up:
+        backend = OpenAIBackend(Address("up", up.url, "m", 4096), Names())
+        events = await collect(backend, CALL)
+        thought = [event.text for event in events if isinstance(event, ReasoningDelta)]
+        assert ("".join(thought), text_of(events)) == ("Of Ada or P", "Ada.")
         await backend.close()
 
 

@@ -94,6 +94,10 @@ def chunk(text: str = "", reason: str | None = None, index: int = 0, **more: Any
     return b"data: " + json.dumps({"choices": [choice], **more}).encode() + b"\n\n"
 
 
+def thought_chunk(text: str, field: str = "reasoning_content") -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": {field: text}}]}).encode() + b"\n\n"
+
+
 def usage_chunk(prompt: int, completion: int, cached: int = 0) -> bytes:
     usage = {
         "prompt_tokens": prompt,

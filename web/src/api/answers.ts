@@ -1,5 +1,5 @@
 /** Asking: one streamed answer, which goes on after a dropped connection. Knows the dialect, not what is shown of it. */
-import { call, json, reach, Refused, refusal, Unreachable } from "./client";
+import { call, reach, Refused, refusal, Unreachable } from "./client";
 import { eventsOf, type StreamEvent } from "./eventStream";
 import type { Citation, Degradation, FinishReason, Plan, Report, Usage } from "./types";
 
@@ -49,6 +49,8 @@ export class AnswerLost extends Error {}
 
 /** The server begins a stream within a second, whatever it has to do for it. */
 const HEAD_LIMIT_S = 30;
+/** Whoever presses Stop waits no longer for a server that doesn't answer. */
+const STOP_LIMIT_S = 3;
 /** A connection without a byte for so long is broken: the server is never silent for more than a second. */
 const SILENCE_S = 20;
 const RETRY_S = [0.3, 0.7, 1, 1.5, 2];
@@ -73,7 +75,7 @@ export async function* rejoin(id: string, signal: AbortSignal): AsyncGenerator<A
 
 /** The server stops working on it, and keeps what was said. */
 export async function stop(id: string): Promise<void> {
-  await json(`/v1/chat/completions/${encodeURIComponent(id)}`, { method: "DELETE" });
+  await call(`/v1/chat/completions/${encodeURIComponent(id)}`, { method: "DELETE" }, STOP_LIMIT_S);
 }
 
 async function* follow(

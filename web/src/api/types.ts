@@ -77,6 +77,8 @@ export interface KeptAnswer extends Report {
   finish_reason: FinishReason;
   usage?: Usage | null;
   total_s?: number;
+  /** What the model thought before it answered. */
+  reasoning?: string;
 }
 
 export interface Session {
@@ -112,6 +114,7 @@ export interface FileObject {
   status_details: string | null;
   perilune: {
     status: "uploaded" | "parsing" | "prefilling" | "processed" | "error";
+    error_code: string | null;
     pages_total: number | null;
     pages_parsed: number | null;
     tokens: number | null;

@@ -35,7 +35,7 @@ function Page() {
     document.title = session?.title ? `${session.title} · Perilune` : "Perilune";
   }, [session?.title]);
   return (
-    <div class={styles["page"]} data-panel={panel.value !== null}>
+    <div class={styles["page"]} data-panel={panel.value !== null} onDragOver={refuseFiles}>
       <a class={styles["skip"]} href="#main" onClick={(event) => (event.preventDefault(), document.getElementById("question")?.focus())}>
         {t("skip")}
       </a>
@@ -55,6 +55,13 @@ function Page() {
       </div>
     </div>
   );
+}
+
+/** Beside the conversation, which takes them: a browser would open a file that is dropped there in the page's place. */
+function refuseFiles(event: DragEvent): void {
+  if (event.defaultPrevented || !event.dataTransfer?.types.includes("Files")) return;
+  event.preventDefault();
+  event.dataTransfer.dropEffect = "none";
 }
 
 /** What went wrong with something small, and that the server can't be reached. */

@@ -4,7 +4,7 @@ import { HiddenText, IconButton } from "../design/controls";
 import { Icon } from "../design/Icon";
 import { documentOf, type Attachment } from "../state/documents";
 import { openPanel } from "../state/panel";
-import { bytes, count, language, percent, t } from "../text";
+import { bytes, count, hasText, language, percent, t } from "../text";
 import { lineOf } from "../text/failures";
 import styles from "./composer.module.css";
 
@@ -31,10 +31,12 @@ export function ingestOf(file: FileObject): Stage {
   return { words: t("file.waiting"), share: null, state: "busy" };
 }
 
-/** The server gives no code for it, so that its own words follow in every language. */
+/** In the reader's language by its code; the server's own words, with their figures, where those are in it. */
 function whyFailed(file: FileObject): string {
   const why = file.status_details ?? "";
-  return language.value === "en" && why !== "" ? why : `${t("file.failed")} ${why}`.trim();
+  if (language.value === "en" && why !== "") return why;
+  const key = `unreadable.${file.perilune.error_code}`;
+  return hasText(key) ? t(key) : `${t("file.failed")} ${why}`.trim();
 }
 
 export function AttachmentChip({ attachment, onRemove }: { attachment: Attachment; onRemove: () => void }) {

@@ -29,7 +29,7 @@ export function Conversation({ session, turn }: { session: string | null; turn: 
         event.preventDefault();
         setDropping(true);
       }}
-      onDragLeave={(event) => event.currentTarget === event.target && setDropping(false)}
+      onDragLeave={(event) => event.currentTarget.contains(event.relatedTarget as Node | null) || setDropping(false)}
       onDrop={(event) => {
         event.preventDefault();
         setDropping(false);

@@ -15,7 +15,8 @@ import styles from "./conversation.module.css";
 export function ConversationHead({ thread }: { thread: Thread | null }) {
   const [dialog, setDialog] = useState<"rename" | "delete" | null>(null);
   const session = thread ? sessionOf(thread.session) : undefined;
-  const title = session?.title || t("conversation.untitled");
+  const missing = thread?.state.value.is === "missing";
+  const title = session?.title || t(missing ? "conversation.none" : "conversation.untitled");
   const save = (format: "markdown" | "json") =>
     attempt(async () => {
       const name = title.replace(/[^\p{L}\p{N} _-]+/gu, "").trim().slice(0, 60) || "conversation";

@@ -66,7 +66,10 @@ function Editor({ entry, thread, onClose }: { entry: Entry; thread: Thread; onCl
         onInput={(event) => setText(event.currentTarget.value)}
         onKeyDown={(event) => {
           if (event.isComposing || event.keyCode === 229) return; // Enter belongs to the input method
-          if (event.key === "Escape") onClose();
+          if (event.key === "Escape") {
+            event.preventDefault(); // it stops no answer
+            onClose();
+          }
           if (event.key === "Enter" && !event.shiftKey) {
             event.preventDefault();
             void send();

@@ -41,10 +41,10 @@ export class Nearness {
       if (each.isIntersecting) this.queue.add(each.target);
       else this.queue.delete(each.target); // scrolled past before its turn came
     }
-    if (this.queue.size > 0 && this.frame === 0) this.frame = requestAnimationFrame(() => this.work());
+    if (this.queue.size > 0 && this.frame === 0) this.frame = requestAnimationFrame(() => void this.work());
   }
 
-  private work(): void {
+  private async work(): Promise<void> {
     this.frame = 0;
     const end = performance.now() + BUDGET_MS;
     // The ones nearest to the end of the page first: that is where a conversation is opened.
@@ -52,8 +52,14 @@ export class Nearness {
       const told = this.listeners.get(element);
       this.forget(element);
       told?.(true);
+      await rendered();
       if (performance.now() > end) break;
     }
-    if (this.queue.size > 0) this.frame = requestAnimationFrame(() => this.work());
+    if (this.queue.size > 0) this.frame = requestAnimationFrame(() => void this.work());
   }
+}
+
+/** Preact renders what was told in a microtask: only behind it is known what it cost. */
+async function rendered(): Promise<void> {
+  await null;
 }

@@ -13,7 +13,7 @@ import styles from "./markdown.module.css";
 const MANY_BLOCKS = 300;
 const MANY_CELLS = 1_000;
 /** Without any white space it is no prose, and a browser takes long to find where its line could break. */
-const TANGLE = /[!-~]{4000}/;
+const TANGLE = /(?<![!-~])[!-~]{4000}/;
 
 export function Markdown({ settled, last }: { settled: readonly string[]; last: string }) {
   const [limit, setLimit] = useState(MANY_BLOCKS);

@@ -98,15 +98,16 @@ function PageText({ page, shown }: { page: FilePage; shown: Shown }) {
   useEffect(() => {
     if (!shown.origin) return;
     const read = () => setSelected(selectionIn(text.current, page));
+    read();
     document.addEventListener("selectionchange", read);
     return () => document.removeEventListener("selectionchange", read);
-  }, [page]);
+  }, [page, shown.origin]);
   return (
     <>
       <div ref={text} class={styles["body"]} tabIndex={0} role="region" aria-label={t("page.text", { n: page.page })} dir="auto">
         {page.text.trim() === "" ? <p class={styles["empty"]}>{t("page.empty")}</p> : <MarkedText pieces={pieces} mark={mark} origin={shown.origin} />}
       </div>
-      {shown.origin && <BetterPlace shown={shown} selected={selected} />}
+      {shown.origin && <BetterPlace key={shown.origin.answerId} shown={shown} selected={selected} />}
     </>
   );
 }

@@ -20,7 +20,7 @@ export function TurnView({ shown }: { shown: Shown }) {
   useEffect(() => {
     readTurn(shown.session, shown.turn).then(setTurn, setFailure);
   }, [shown.session, shown.turn]);
-  useEffect(() => mark.current?.scrollIntoView({ block: "center" }), [turn]);
+  useEffect(() => mark.current?.scrollIntoView({ block: "center" }), [turn, shown.quote]);
   if (failure !== null) return <div class={styles["body"]}><Failure error={failure} /></div>;
   if (turn === "loading") return <div class={styles["body"]} role="status" aria-label={t("loading")}><Spinner /></div>;
   if (turn === null) return <p class={styles["body"]}>{t("source.gone")}</p>;

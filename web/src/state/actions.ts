@@ -1,9 +1,10 @@
 /** What the buttons of a conversation do: ask, ask anew, edit, branch. Each leads to the conversation that holds the result. */
 import { signal } from "@preact/signals";
 import { forkSession } from "../api/sessions";
+import { attempt } from "./attempt";
 import { noteSession, originOf, sessionOf, sessions } from "./conversations";
 import type { Entry } from "./entry";
-import { openConversation } from "./route";
+import { isOpen, openConversation } from "./route";
 import type { Asking, Thread } from "./thread";
 import { newThread, threadOf } from "./threads";
 
@@ -15,13 +16,19 @@ function newId(): string {
 
 /** Ask in the open conversation, or begin one. */
 export function ask(thread: Thread | null, asking: Asking): void {
-  if (thread) return thread.ask(asking);
+  if (thread) return void seeThrough(thread, asking, thread.ask(asking));
   const session = newId();
   const now = Date.now() / 1000;
   noteSession({ id: session, title: asking.text.slice(0, 80), turns: 0, created_at: now, updated_at: now, parent: null });
   const begun = newThread(session);
   openConversation(session);
-  begun.ask(asking);
+  void seeThrough(begun, asking, begun.ask(asking));
+}
+
+/** Where a restart tore the answer off and kept what was said, the question is asked once more, as another version. */
+async function seeThrough(thread: Thread, asking: Asking, asked: Promise<Entry | null>): Promise<void> {
+  const question = await asked;
+  if (question) await attempt(() => askInstead(thread, question, { ...asking, again: true }));
 }
 
 /** Set while a branch is being made: a second click must not make another one. */
@@ -37,7 +44,7 @@ export async function branchAt(thread: Thread, turn: number): Promise<Thread | n
     // What follows turn `turn` may have been said in a conversation that this one is a branch of: its sibling is wanted.
     const fork = await forkSession(origin?.id ?? thread.session, turn);
     noteSession(fork);
-    openConversation(fork.id);
+    if (isOpen(thread.session)) openConversation(fork.id); // else another one is being looked at meanwhile
     return threadOf(fork.id);
   } finally {
     branching.value = false;
@@ -56,6 +63,7 @@ export async function answerAnew(thread: Thread, question: Entry): Promise<void>
 
 async function askInstead(thread: Thread, question: Entry, asking: Asking): Promise<void> {
   const turn = question.turn.peek();
-  if (turn === null) return thread.askInPlaceOf(question, asking); // nothing of it is kept
-  (await branchAt(thread, turn - 1))?.ask(asking);
+  if (turn === null) return void seeThrough(thread, asking, thread.askInPlaceOf(question, asking)); // nothing is kept
+  const branch = await branchAt(thread, turn - 1);
+  if (branch) void seeThrough(branch, asking, branch.ask(asking));
 }

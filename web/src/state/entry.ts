@@ -1,5 +1,5 @@
 /** One turn as the page holds it: kept on the server, or on its way. */
-import { signal } from "@preact/signals";
+import { signal, type Signal } from "@preact/signals";
 import type { Planned, Stage } from "../api/answers";
 import type { Citation, FinishReason, Report, Turn, Usage } from "../api/types";
 import { Blocks } from "../markdown/parse";
@@ -12,7 +12,8 @@ export class Live {
   readonly planned = signal<Planned | null>(null);
   readonly progress = signal<{ processed: number; total: number; eta_s: number; toldAt: number } | null>(null);
   readonly citations = signal<readonly Citation[]>([]);
-  readonly connection = signal<"open" | "lost" | "again">("open");
+  /** "again": a restart took the answer away that was being made before this one. */
+  readonly connection: Signal<"open" | "lost" | "again">;
   readonly firstText_s = signal<number | null>(null);
   readonly frame = signal(0);
   readonly blocks = new Blocks();
@@ -20,6 +21,10 @@ export class Live {
   thoughts = "";
   private coming = "";
   private scheduled = false;
+
+  constructor(again = false) {
+    this.connection = signal(again ? "again" : "open");
+  }
 
   addText(text: string): void {
     if (this.firstText_s.value === null) this.firstText_s.value = (performance.now() - this.startedAt) / 1000;
@@ -59,7 +64,7 @@ export class Entry {
   readonly usage = signal<Usage | null>(null);
   readonly finish = signal<FinishReason | null>(null);
   readonly answerId = signal<string | null>(null);
-  /** What the model thought before it answered; the server doesn't keep it. */
+  /** What the model thought before it answered. */
   readonly thoughts = signal("");
   readonly failure = signal<unknown>(null);
   /** The server forgot the answer before it was complete: it was restarted, or nobody read for too long. */
@@ -82,6 +87,7 @@ export class Entry {
       this.answerId.value = turn.answer.id;
       this.finish.value = turn.answer.finish_reason;
       this.usage.value = turn.answer.usage ?? this.usage.value;
+      this.thoughts.value = turn.answer.reasoning ?? this.thoughts.value;
     }
   }
 }

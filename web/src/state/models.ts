@@ -18,6 +18,11 @@ export function loadModels(): Promise<void> {
   return reading;
 }
 
+/** The server hasn't what it had when the list was read: whoever asks next reads it again. */
+export function forgetModels(): void {
+  models.value = [];
+}
+
 export async function loadMachine(): Promise<void> {
   machine.value = await readMachine();
 }

@@ -47,3 +47,8 @@ export function go(to: Route, replace = false): void {
 export function openConversation(session: string | null, turn: number | null = null): void {
   go({ view: "chat", session, turn });
 }
+
+export function isOpen(session: string): boolean {
+  const open = route.peek();
+  return open.view === "chat" && open.session === session;
+}

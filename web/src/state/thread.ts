@@ -4,16 +4,16 @@
  */
 import { computed, signal } from "@preact/signals";
 import { answer, AnswerLost, rejoin, stop, type AnswerEvent, type Ask } from "../api/answers";
-import { Refused } from "../api/client";
+import { Refused, Unreachable } from "../api/client";
 import { readFeedback } from "../api/memory";
 import { readSession } from "../api/sessions";
-import type { Feedback, Session } from "../api/types";
+import type { Feedback, FinishReason, Session } from "../api/types";
 import { Entry, keptEntry, Live } from "./entry";
 import { messagesFor } from "./history";
 import { draftOf } from "./drafts";
 import { forgetPending, notePending, pendingOf } from "./pending";
 import { noteSession, sessionOf } from "./conversations";
-import { modelToAsk } from "./models";
+import { forgetModels, modelToAsk } from "./models";
 import { useProfile, within } from "./settings";
 
 export type ThreadState = { is: "loading" } | { is: "ready" } | { is: "missing" } | { is: "failed"; error: unknown };
@@ -23,6 +23,8 @@ export interface Asking {
   files: readonly string[];
   /** Another answer to the same question: it is sampled, so that it can differ. */
   anew?: boolean;
+  /** A restart took its first answer away: that is said, and it isn't asked a third time. */
+  again?: boolean;
 }
 
 type Fate = "kept" | "unkept" | "deleted" | "unknown";
@@ -37,6 +39,8 @@ export class Thread {
   private leaving = new AbortController();
   private stopping = false;
   private sent = false;
+  /** Nobody heard that it is to stop: what became of it can't be asked either. */
+  private unheard = false;
   private deleted = false;
   private made = 0;
 
@@ -81,21 +85,24 @@ export class Thread {
     }
   }
 
-  /** Send a question, as soon as the turns before it are known; its answer goes on in the background. */
-  ask(asking: Asking): void {
+  /**
+   * Send a question, as soon as the turns before it are known; its answer goes on in the background. Gives the question
+   * where a restart tore the answer off and what was said is kept, so that it can be asked again only beside that.
+   */
+  ask(asking: Asking): Promise<Entry | null> {
     if (this.state.peek().is === "failed") this.load();
     const question = this.newEntry("user");
     question.text.value = asking.text;
     question.files.value = asking.files;
-    const reply = this.begin(question);
-    void this.follow(question, reply, asking, () => this.asked(question, asking), true);
+    const reply = this.begin(question, asking.again);
+    return this.follow(question, reply, asking, () => this.asked(question, asking), !asking.again);
   }
 
   /** Ask in the place of a question that isn't kept: its answer failed, or it was edited before anything was said. */
-  askInPlaceOf(question: Entry, asking: Asking): void {
-    if (!this.entries.peek().includes(question)) return; // it was asked again already
+  async askInPlaceOf(question: Entry, asking: Asking): Promise<Entry | null> {
+    if (!this.entries.peek().includes(question)) return null; // it was asked again already
     this.entries.value = this.before(question);
-    this.ask(asking);
+    return this.ask(asking);
   }
 
   /** The server keeps what was said so far. */
@@ -105,8 +112,8 @@ export class Thread {
     if (!id && this.sent) return; // stopped as soon as its id is known
     try {
       if (id) await stop(id);
-    } catch {
-      // It ended meanwhile, or can't be reached.
+    } catch (error) {
+      this.unheard = error instanceof Unreachable; // else it ended meanwhile
     }
     this.leaving.abort();
   }
@@ -121,11 +128,11 @@ export class Thread {
     return new Entry(`new-${this.made++}`, speaker);
   }
 
-  private begin(question: Entry): Entry {
+  private begin(question: Entry, again = false): Entry {
     const reply = this.newEntry("assistant");
-    reply.live.value = new Live();
+    reply.live.value = new Live(again);
     this.leaving = new AbortController();
-    this.stopping = this.sent = false;
+    this.stopping = this.sent = this.unheard = false;
     this.entries.value = [...this.entries.peek(), question, reply];
     return reply;
   }
@@ -184,24 +191,30 @@ export class Thread {
     asking: Asking,
     open: () => AsyncGenerator<AnswerEvent>,
     mayRepeat: boolean,
-  ): Promise<void> {
+  ): Promise<Entry | null> {
+    let torn = false;
     try {
       for await (const event of open()) this.told(reply, asking, event);
     } catch (error) {
-      if (this.leaving.signal.aborted || this.stopping) return this.settle(question, reply);
+      if (this.leaving.signal.aborted || this.stopping) {
+        this.unheard ||= error instanceof Unreachable;
+        await this.settle(question, reply);
+        return null;
+      }
+      if (error instanceof Refused && error.code === "model_not_found") forgetModels();
       if (!(error instanceof AnswerLost)) reply.failure.value = error;
       else {
         const fate = await this.fateOf(question, reply);
         if (fate === "unkept" && mayRepeat) {
-          const live = new Live();
-          live.connection.value = "again";
-          reply.live.value = live;
+          reply.live.value = new Live(true);
           return this.follow(question, reply, asking, () => this.asked(question, asking), false);
         }
         reply.torn.value = true;
+        torn = fate === "kept" && isBroken(reply.finish.peek());
       }
     }
     await this.settle(question, reply);
+    return torn && mayRepeat ? question : null;
   }
 
   private told(reply: Entry, asking: Asking, event: AnswerEvent): void {
@@ -257,7 +270,7 @@ export class Thread {
     reply.thoughts.value = live?.thoughts ?? "";
     if (this.stopping && reply.finish.peek() === null) reply.finish.value = "cancelled";
     if (reply.finish.peek() === null && reply.failure.peek() === null) reply.finish.value = "error";
-    if (this.sent) await this.fateOf(question, reply);
+    if (this.sent && !this.unheard) await this.fateOf(question, reply);
     if (this.state.peek().is === "missing") draftOf(null).text.value ||= question.text.peek(); // nothing typed is lost
     reply.live.value = null;
     forgetPending(this.session);
@@ -284,6 +297,11 @@ export class Thread {
     if (said) reply.adopt(said);
     return "kept";
   }
+}
+
+/** Whether an answer, as it is kept, ended before it was complete. */
+function isBroken(finish: FinishReason | null): boolean {
+  return finish === "cancelled" || finish === "error";
 }
 
 /** Throws what `signal` was aborted with, without waiting for the rest. */
