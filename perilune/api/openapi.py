@@ -156,9 +156,10 @@ def _content(each: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {media: {"schema": _TEXT} for media in each.texts}
     if each.answer is not None:
         found["application/json"] = {"schema": each.answer}
-    for media, items in (("text/event-stream", each.events), ("application/jsonl", each.lines)):
-        if items is not None:
-            found[media] = {"schema": _TEXT, "x-itemSchema": ref(items)}
+    if each.events is not None:  # without a schema: some tools take it for the whole reply's, some for each event's
+        found["text/event-stream"] = {"x-itemSchema": ref(each.events)}
+    if each.lines is not None:
+        found["application/jsonl"] = {"schema": _TEXT, "x-itemSchema": ref(each.lines)}
     return found
 
 

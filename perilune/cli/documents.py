@@ -117,8 +117,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
     check_paths(paths)
     sources: list[Source] = []
     try:
-        for path in paths:
-            sources.append(_source(path))
+        sources.extend(map(_source, paths))  # one at a time: what came before a fault is there
     except BaseException:
         discard(sources)
         raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from perilune.core import Grammar, SamplingParams
+from perilune.core import Grammar, GrammarKind, SamplingParams
 from perilune.errors import InvalidRequest
 from perilune.runtime.grammar_source import CannotFollow, Words, compiled, vocabulary
 from perilune.runtime.grammar_trial import GrammarTrial
@@ -29,6 +29,12 @@ MAX_SOURCE_CHARS = 64 * 1024
 """A schema of so many characters, all of it properties, takes about a second to compile."""
 
 KEPT_GRAMMARS = 64
+_OF_TOOLS = "tools"
+_NAMES = {
+    GrammarKind.JSON_SCHEMA: "JSON schema",
+    GrammarKind.REGEX: "regular expression",
+    GrammarKind.LARK: "grammar",
+}
 
 
 class Constraint:
@@ -120,10 +126,12 @@ def _words_of(tokenizer: ModelTokenizer) -> Words:
 
 
 def _refused(grammar: Grammar, reason: str) -> InvalidRequest:
-    first_line = " ".join(reason.splitlines()[:1])[:300]
+    name = _NAMES[grammar.kind]
+    if grammar.param == _OF_TOOLS:  # its text is ours, made of the schemas: a line in it says nothing to the caller
+        name, reason = "schema of a tool", reason.partition(" (line ")[0]
     return InvalidRequest(
-        f"The {grammar.kind.value.replace('_', ' ')} can't be followed: {first_line}.",
-        hint="docs/api.md says which forms are supported.",
+        f"The {name} can't be followed: {reason}.",
+        hint="Change that, or leave the form out. docs/api.md says which forms are supported.",
         param=grammar.param,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from perilune.core import Grammar, GrammarKind
+from perilune.runtime.grammar_reasons import reason
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -26,7 +27,8 @@ _WHITESPACE = " ?"
 
 
 class CannotFollow(Exception):
-    """A grammar that is none, uses what isn't supported, or is too large. The text says which."""
+    """A grammar that is none, uses what isn't supported, or is too large. The text says which, in our own
+    words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ def compiled(known: LLTokenizer, grammar: Grammar) -> LLMatcher:
     try:
         matcher = LLMatcher(known, _source(grammar), log_level=0, limits=limits)
     except (ValueError, RecursionError) as error:
-        raise CannotFollow(str(error)) from None
+        raise CannotFollow(reason(grammar.kind, str(error))) from None
     if not matcher.is_error():
         matcher.compute_bitmask()  # the first mask builds most of the lexer: here, not on the engine's thread
     if matcher.is_error():
-        raise CannotFollow(matcher.get_error())
+        raise CannotFollow(reason(grammar.kind, matcher.get_error()))
     return matcher
 
 

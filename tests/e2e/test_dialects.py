@@ -377,3 +377,86 @@ def test_a_schema_that_explodes_is_followed_or_refused_in_each_dialect(server: S
             assert (set(error), error["type"]) == (kind, "invalid_request_error")
     assert spent_s(server) - before_s < 3 * 3.0
     assert server.resident_bytes() - before_bytes < 200 * 1024**2
+
+
+TOOL_BOMBS = ("doubling", "allOf", "enum", "backtracking", "backreference", "repeats")
+
+
+def offered(schema: dict[str, Any]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The form as that of a strict tool's argument, which must be called, in each dialect."""
+    messages = [{"role": "user", "content": "Go on."}]
+    properties = {"form": {name: value for name, value in schema.items() if name != "$defs"}}
+    form = {"type": "object", "properties": properties, "required": ["form"], "$defs": schema.get("$defs", {})}
+    form["additionalProperties"] = False
+    tool = {"name": "tell", "parameters": form, "strict": True}
+    chat = {"tools": [{"type": "function", "function": tool}], "tool_choice": "required"}
+    response = {"tools": [{"type": "function", **tool}], "tool_choice": "required"}
+    message = {
+        "tools": [{"name": "tell", "input_schema": form, "strict": True}],
+        "tool_choice": {"type": "any"},
+    }
+    return {
+        "chat": ("/v1/chat/completions", {"messages": messages, "max_tokens": 1, **chat}),
+        "responses": ("/v1/responses", {"input": "Go on.", "max_output_tokens": 1, **response}),
+        "messages": ("/v1/messages", {"messages": messages, "max_tokens": 1, **message}),
+    }
+
+
+@pytest.mark.parametrize("bomb", TOOL_BOMBS)
+def test_a_tool_whose_schema_explodes_is_followed_or_refused_in_each_dialect(server: Server, bomb: str) -> None:
+    before_bytes, before_s = server.resident_bytes(), spent_s(server)
+    for path, body in offered(BOMBS[bomb]).values():
+        for stream in (False, True):
+            reply = call(server, "any", "POST", path, {"model": MODEL, **body, "stream": stream})
+            assert reply.status == (400 if bomb in REFUSED else 200), reply.body
+            if bomb in REFUSED:
+                error = json.loads(reply.body)["error"]
+                assert error["type"] == "invalid_request_error"
+                assert error["message"].startswith("The schema of a tool can't be followed: ")
+    assert spent_s(server) - before_s < 3 * 3.0
+    assert server.resident_bytes() - before_bytes < 200 * 1024**2
+
+
+PATTERNS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "backtracking": ({"regex": "(a+)+b"}, None),
+    "repeats": ({"regex": "((a{1,500}){1,500}){1,500}"}, None),
+    "a hundred thousand": ({"regex": "a{100000}"}, None),
+    "alternatives": ({"regex": "|".join(f"(a{at}|b{at})*" for at in range(3_000))}, None),
+    "choices": ({"choice": [f"choice {at:05}" for at in range(500)]}, None),
+    "deep": ({"regex": "(" * 5_000 + "a" + ")" * 5_000}, "nested too deeply"),
+    "unclosed": ({"regex": "(a|b"}, "a group of the regular expression isn't closed (character 1)"),
+    "lookahead": ({"regex": "(?=a)b"}, "isn't supported (character 1)"),
+    "nothing": ({"regex": r"[^\s\S]"}, "no text at all fits it"),
+    "product": ({"grammar": "start: X\nX: /(.*a.{18}.*)/ & /(.*b.{17}.*)/ & ~/(.*c.{15}.*)/"}, "too much time"),
+    "endless": ({"grammar": "start: x\nx: x"}, "no text at all fits it"),
+    "ambiguous": ({"grammar": 'start: x\nx: "a" | x x | x x x'}, None),
+    "tool token": ({"grammar": "start: <tool>"}, "it isn't in Lark's notation, or uses what isn't supported"),
+    "long": ({"grammar": "start: " + '"a" ' * 20_000}, "more than 65,536"),
+}
+
+
+LONG = ("product",)
+"""Of them takes seconds of a process of its own, as tests/runtime/test_grammar_trial.py does, too."""
+
+
+@pytest.mark.parametrize(
+    "bomb", [pytest.param(name, marks=pytest.mark.soak) if name in LONG else name for name in PATTERNS]
+)
+def test_a_pattern_that_explodes_is_followed_or_refused(server: Server, bomb: str) -> None:
+    """Where only chats have such forms, streamed or not: a refusal has its status, never a stream."""
+    form, refusal = PATTERNS[bomb]
+    before_bytes, before_s = server.resident_bytes(), spent_s(server)
+    body = {**formed({})["chat"][1], "model": MODEL, "structured_outputs": form, "max_tokens": 4}
+    del body["response_format"]
+    for stream in (False, True):
+        reply = call(server, "any", "POST", "/v1/chat/completions", {**body, "stream": stream})
+        assert reply.status == (200 if refusal is None else 400), reply.body
+        if refusal is not None:
+            error = json.loads(reply.body)["error"]
+            assert refusal in error["message"]
+            assert (error["type"], error["param"]) == (
+                "invalid_request_error",
+                f"structured_outputs.{next(iter(form))}",
+            )
+    assert spent_s(server) - before_s < 3 * 3.0
+    assert server.resident_bytes() - before_bytes < 200 * 1024**2

@@ -1,7 +1,7 @@
 """A model that thinks aloud, from its own file to every dialect: the real default model with a template of the kind
 of Qwen3 and DeepSeek-R1 in its GGUF, which begins every answer with `<think>`. Nothing is scripted: the template's
-examples make this small model think in one line and close its thoughts. What it says is its own affair: every form is
-held to what the first one had."""
+examples make this small model think in one line and close its thoughts. What it says is its own affair: every form
+is held to what the first one had."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_what_is_wrong_is_told_by_the_process() -> None:
     trial = GrammarTrial(WORDS)
     try:
         trial.check(GOOD)
-        with pytest.raises(CannotFollow, match="unclosed"):
+        with pytest.raises(CannotFollow, match="closed"):
             trial.check(Grammar(GrammarKind.REGEX, "(unclosed"))
     finally:
         trial.close()
