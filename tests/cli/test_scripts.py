@@ -269,31 +269,56 @@ def test_the_nearest_origin_wins(call: Command, tmp_path: Path) -> None:
         assert origin in found["origin"]
 
 
-def test_bash_completes(tmp_path: Path) -> None:
-    """The script that --show-completion prints, sourced by a real bash."""
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-    program = bin_folder / "perilune"
-    program.write_text(f"#!{sys.executable}\nfrom perilune.cli.main import main\n\nmain()\n")
-    program.chmod(0o755)
-    script = """
+COMPLETING = {
+    "bash": """
         source <(perilune --show-completion bash)
-        complete -p perilune
         for typed in "docu" "keys au" "ask --dead"; do
             COMP_WORDS=(perilune $typed) COMP_CWORD=$(set -- $typed; echo $#)
             $(complete -p perilune | sed 's/.*-F \\([^ ]*\\).*/\\1/') perilune  # as bash calls it
             echo "${COMPREPLY[@]}"
         done
-    """
-    bash = shutil.which("bash")
-    assert bash is not None
-    told = environment(tmp_path, PATH=f"{bin_folder}:{os.environ['PATH']}", SHELL=bash)
+    """,
+    "fish": """
+        perilune --show-completion fish | source
+        for typed in "docu" "keys au" "ask --dead"
+            complete --do-complete "perilune $typed" | string split --fields 1 \\t
+        end
+    """,
+    # At a terminal: what Tab adds to the line is read from its screen.
+    "zsh": """
+        zmodload zsh/zpty
+        zpty shell zsh -f -i
+        zpty -w shell 'PS1=; autoload -U compinit; compinit -u -D'
+        zpty -w shell 'source <(perilune --show-completion zsh); echo o""k'
+        zpty -r -m shell seen '*ok*'
+        for typed rest in "docu" "ments" "keys au" "dit" "ask --dead" "line"; do
+            zpty -n -w shell "perilune $typed"$'\\t'
+            zpty -r -m shell seen "*$rest*" && print -r -- "${typed##* }$rest"
+            zpty -n -w shell $'\\x15'
+        done
+        zpty -d shell
+    """,
+}
+"""Shell -> what completes three beginnings there."""
+
+UNCONFIGURED = {"bash": "--norc", "fish": "--no-config", "zsh": "-f"}
+
+
+@pytest.mark.parametrize("name", COMPLETING)
+def test_shells_complete(tmp_path: Path, name: str) -> None:
+    """The script that --show-completion prints, sourced by the real shell."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    program = bin_folder / "perilune"
+    program.write_text(f"#!{sys.executable}\nfrom perilune.cli.main import main\n\nmain()\n")
+    program.chmod(0o755)
+    shell = shutil.which(name)
+    assert shell is not None, f"{name} isn't installed"
+    told = environment(tmp_path, PATH=f"{bin_folder}:{os.environ['PATH']}", SHELL=shell, HOME=str(tmp_path))
     told["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
-    done = subprocess.run([bash, "--norc", "-c", script], capture_output=True, text=True, env=told, timeout=60)
-    assert done.returncode == 0, done.stderr
-    registered, *found = done.stdout.splitlines()
-    assert registered.startswith("complete ")
-    assert [line.split() for line in found] == [["documents"], ["audit"], ["--deadline"]]
+    words = [shell, UNCONFIGURED[name], "-c", COMPLETING[name]]
+    done = subprocess.run(words, capture_output=True, text=True, env=told, timeout=120, cwd=tmp_path)
+    assert done.stdout.split() == ["documents", "audit", "--deadline"], done.stderr
 
 
 def test_every_help_says_what_each_word_and_option_is() -> None:

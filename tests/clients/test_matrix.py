@@ -131,7 +131,7 @@ def test_files(prove: Prove, client: str) -> None:
     assert facts.get("status", "processed") == "processed"
 
 
-@pytest.mark.parametrize("client", OPENAI)
+@pytest.mark.parametrize("client", [*OPENAI, "litellm"])
 def test_batches(prove: Prove, client: str) -> None:
     """One line that is answered, and one that its endpoint refuses."""
     facts = prove(client)["batches"]

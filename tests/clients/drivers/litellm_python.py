@@ -1,6 +1,7 @@
 """litellm, as it comes: OpenAI's dialect by its `openai/` route, Anthropic's by `anthropic/`."""
 
 import json
+import time
 
 import litellm
 import proof
@@ -120,6 +121,46 @@ def files():
     return {"listed": made.id in listed, "content": content, "gone": gone}
 
 
+def batches():
+    route = {"custom_llm_provider": "openai", "api_base": f"{URL}/v1", "api_key": KEY}
+    ask = {"model": MODEL, "messages": ASK["messages"], "temperature": 0}
+    lines = [
+        {
+            "custom_id": f"l{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {**ask, "max_tokens": 2 - 4 * n},
+        }
+        for n in range(2)
+    ]
+    data = "\n".join(json.dumps(line) for line in lines).encode()
+    source = litellm.create_file(file=("in.jsonl", data), purpose="batch", **route)
+    made = litellm.create_batch(
+        input_file_id=source.id, endpoint="/v1/chat/completions", completion_window="24h", **route
+    )
+    batch = made
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        time.sleep(0.2)
+        batch = litellm.retrieve_batch(batch_id=made.id, **route)
+    files = (batch.output_file_id, batch.error_file_id)
+    read = [json.loads(litellm.file_content(file_id=each, **route).text) for each in files]
+    late = False
+    try:
+        litellm.cancel_batch(batch_id=made.id, **route)
+    except Exception as error:  # its classes have no common base
+        late = "can't be cancelled" in str(error)
+    counts = batch.request_counts
+    return {
+        "status": batch.status,
+        "counts": {name: getattr(counts, name) for name in ("total", "completed", "failed")},
+        "ids": [each["custom_id"] for each in read],
+        "text": read[0]["response"]["body"]["choices"][0]["message"]["content"],
+        "refused": read[1]["response"]["status_code"],
+        "listed": made.id in [each.id for each in litellm.list_batches(**route)],
+        "late": late,
+    }
+
+
 def cancel():
     events = _stream_of(KEY, LONGEST)
     events.completion_stream.close()
@@ -137,6 +178,7 @@ proof.run(
         "errors": errors,
         "anthropic": anthropic,
         "files": files,
+        "batches": batches,
         "cancel": cancel,
     }
 )
