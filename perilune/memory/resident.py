@@ -35,7 +35,10 @@ CLOSE_ROWS = 2_048
 """Rows of fewest differing bits that are scored by bytes; where no more are in scope, all are."""
 
 VECTORS_EVERY_S = 0.25
-"""Vectors come after their entries; at most so often is it asked which have come."""
+"""Vectors come after their entries; at most so often is it asked which have come, of the newest `_MAX_WAITING`."""
+
+ALL_VECTORS_EVERY_S = 5.0
+"""At most so often it is asked, behind the searches, of all that lack one; some never get one."""
 
 LET_GO_EVERY_S = 1.0
 """At most so often everything is held against SQL; what is deleted isn't found meanwhile, it only takes a place."""
@@ -215,15 +218,16 @@ class Resident:
         self._mean_of = 0  # vectors
         self._last = -1  # the highest id that was read
         self._tenants, self._sources, self._speakers = Codes(), Codes(), Codes()
-        self._asked_s = self._let_go_s = 0.0
+        self._asked_s = self._asked_all_s = self._let_go_s = 0.0
+        self._older: int | None = None  # entries before this id may have a vector by now
         self._filled = False  # it knew everything at one time
         self._suspect = False  # it holds other entries than SQL
         self._working: threading.Thread | None = None
         self._closed = False
 
     def close(self) -> None:
-        self._closed = True
-        working = self._working
+        with self._lock:
+            self._closed, working = True, self._working
         if working is not None:
             working.join()
 
@@ -242,11 +246,13 @@ class Resident:
             differs = self._filled and self._last >= newest and count != entries
             if differs and now_s - self._let_go_s > LET_GO_EVERY_S:
                 self._suspect = True
-            if behind or self._suspect or len(self._segments) > _JOIN_AT:
-                self._begin()
             if not behind and self._width and now_s - self._asked_s > VECTORS_EVERY_S:
                 self._asked_s = now_s
-                self._read_vectors()
+                older = self._read_vectors()
+                if older is not None and now_s - self._asked_all_s > ALL_VECTORS_EVERY_S:
+                    self._asked_all_s, self._older = now_s, older
+            if behind or self._suspect or self._older is not None or len(self._segments) > _JOIN_AT:
+                self._begin()
             return not behind
 
     def words(self, terms: Terms, limit: int, scope: Scope) -> list[int]:
@@ -285,6 +291,9 @@ class Resident:
                 self._let_go()
             while not self._closed and self._read_part(_READ):
                 time.sleep(0)  # others' turn
+            while not self._closed and self._older is not None:
+                self._older = self._read_vectors(self._older)
+                time.sleep(0)
             while not self._closed and self._join():
                 time.sleep(0)
         except Exception as error:  # a database that is busy or away: the next search begins it again
@@ -351,16 +360,16 @@ class Resident:
             places = [at for at in range(len(sizes) - 1) if sizes[at] <= 2 * sizes[at + 1]]
             if not places:
                 return False
-            pair = self._segments[places[-1] : places[-1] + 2]
+            pair, mean = self._segments[places[-1] : places[-1] + 2], self._mean
         made = joined(pair, [np.ones(len(each.ids), bool) for each in pair])
-        self._replace(pair, [made])
+        self._replace(pair, [made], mean)
         return True
 
     def _let_go(self) -> None:
         """Forget what SQL no longer has; everything, to be read anew, where it has what was passed over."""
         self._let_go_s, self._suspect = time.monotonic(), False
         with self._lock:
-            segments, last = list(self._segments), self._last
+            segments, last, mean = list(self._segments), self._last, self._mean
         with self._store.read() as connection:
             alive = np.array(connection.execute(sa.select(ENTRIES.c.id)).scalars().all(), np.int64)
         held = np.concatenate([np.empty(0, np.int64), *(each.ids for each in segments)])
@@ -371,31 +380,39 @@ class Resident:
         for segment in segments:
             mask = np.isin(segment.ids, alive)
             if not mask.all():
-                self._replace([segment], [joined([segment], [mask])] if mask.any() else [])
+                self._replace([segment], [joined([segment], [mask])] if mask.any() else [], mean)
 
-    def _replace(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
-        """Neighbours by others, in their place."""
+    def _replace(self, old: Sequence[Segment], new: Sequence[Segment], mean: Floats | None) -> None:
+        """Neighbours by others, in their place. Not where the mean is another one by now: the vectors of the new
+        ones are less the earlier mean, `mean`; who replaces does it again."""
         with self._lock:
+            if self._mean is not mean:
+                return
             for at, segment in enumerate(self._segments):
                 if segment is old[0]:
                     self._segments[at : at + len(old)] = new
                     return
 
-    def _read_vectors(self) -> None:
-        """Those that have come since, of the newest entries that lack one."""
-        left = _MAX_WAITING
-        for segment in reversed(self._segments):
-            waiting: list[int] = segment.ids[~segment.has][-left:].tolist() if left else []
-            if waiting:
-                self._vectors_of(segment, waiting)
-                left -= len(waiting)
+    def _read_vectors(self, before: int | None = None) -> int | None:
+        """Those that have come since, of the newest entries (before this id) that lack one. Returns the first of
+        these entries where older ones may lack one, too."""
+        left, first = _MAX_WAITING, None
+        with self._lock:
+            for segment in reversed(self._segments):
+                lacking = ~segment.has if before is None else ~segment.has & (segment.ids < before)
+                waiting: list[int] = segment.ids[lacking][-left:].tolist() if left else []
+                if waiting:
+                    self._vectors_of(segment, waiting)
+                    left, first = left - len(waiting), waiting[0]
+        return None if left else first
 
     def _vectors_of(self, segment: Segment, ids: Sequence[int]) -> None:
         """Read the vectors of these ids, of one segment, where there are any."""
         if not self._width:
             return
         query = sa.select(VECTORS.c.entry_id, VECTORS.c.vector).where(VECTORS.c.model == self._model)
-        query = query.where(VECTORS.c.entry_id.between(ids[0], ids[-1]))
+        few = len(ids) <= _MAX_WAITING  # these may lie far apart
+        query = query.where(VECTORS.c.entry_id.in_(ids) if few else VECTORS.c.entry_id.between(ids[0], ids[-1]))
         with self._store.read() as connection:
             rows = connection.execute(query).all()
         wanted = set(ids)

@@ -18,6 +18,7 @@ from typing import IO, Any
 import pytest
 
 from tests.clients.environments import environment
+from tests.docs.pages import ROOT, Block, run_blocks
 from tests.e2e.conftest import MODEL, Server, new_home, serving
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -34,6 +35,16 @@ PROGRAMS = {
 """Client -> its environment and its driver."""
 
 AT_ONCE = 3
+WRITTEN_URL = "http://127.0.0.1:8642"
+PAGE = ROOT / "docs" / "clients.md"
+SECTIONS = {
+    "openai-python": "openai (Python)",
+    "anthropic-python": "anthropic (Python)",
+    "openai-node": "openai (Node)",
+    "anthropic-node": "@anthropic-ai/sdk (Node)",
+}
+"""What the page calls a client; the others have the same name there."""
+
 IDLE_S = 10.0
 """The longest form takes a fast machine four times as long to fill."""
 
@@ -53,6 +64,17 @@ def _key(server: Server, *options: str) -> str:
     assert done.returncode == 0, done.stderr
     key: str = json.loads(done.stdout)["key"]
     return key
+
+
+def shown(client: str) -> list[Block]:
+    """The programs that the page shows for a client."""
+    above: list[str] = PAGE.read_text(encoding="utf-8").splitlines()
+    found = []
+    for block in run_blocks(PAGE):
+        section = next(line[3:] for line in reversed(above[: block.line]) if line.startswith("## "))
+        if block.language != "sh" and section == SECTIONS.get(client, client):
+            found.append(block)
+    return found
 
 
 @dataclass(slots=True)
@@ -111,16 +133,20 @@ class Driver:
         self._server = server
         self._name, self._program = name, program
         self._process: subprocess.Popen[str] | None = None
+        self._programs: list[Path] = []
 
     def run(self) -> None:
         """Make the environment, start, and read until the driver waits."""
-        command = environment(self._name).command(DRIVERS / self._program)
+        made = environment(self._name)
+        command = made.command(DRIVERS / self._program)
+        variables = self._variables()
+        self._put_programs(made.folder, variables)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=self._variables(),
+            env=variables,
             text=True,
         )
         self._read()
@@ -140,6 +166,18 @@ class Driver:
         if self._process is not None:
             _, said = self._process.communicate(timeout=60)
             self.proofs.said += said[-3000:]
+        for path in self._programs:
+            path.unlink()
+
+    def _put_programs(self, folder: Path, variables: dict[str, str]) -> None:
+        """The page's programs as files, with this server's address and key. Node looks for packages beside them."""
+        for number, block in enumerate(shown(self.client)):
+            text = block.text.replace(WRITTEN_URL, self._server.url)
+            text = text.replace('"any"', json.dumps(variables["PERILUNE_KEY"]))
+            path = folder / f"page-{self.client}-{os.getpid()}-{number}.{'mjs' if block.language == 'js' else 'py'}"
+            path.write_text(text)
+            self._programs.append(path)
+        variables["PERILUNE_PAGE"] = json.dumps([str(path) for path in self._programs])
 
     def _go_on(self) -> None:
         assert self._process is not None

@@ -12,7 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.clients.conftest import DRIVERS, PROGRAMS, Prove
+from tests.clients.conftest import DRIVERS, PAGE, PROGRAMS, Prove, shown
+from tests.docs.pages import run_blocks
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a client makes its environment
 
@@ -20,6 +21,20 @@ ALL = tuple(PROGRAMS)
 OPENAI = ("openai-python", "openai-node")
 ANTHROPIC = ("anthropic-python", "anthropic-node")
 QUESTIONS = json.loads((DRIVERS / "questions.json").read_text())
+
+
+@pytest.mark.parametrize("client", ALL)
+def test_programs_of_the_page(prove: Prove, client: str) -> None:
+    said = prove(client)["page"]["said"]
+    assert len(said) == len(shown(client)) > 0
+    assert all(len(each.strip()) > 10 for each in said)
+
+
+def test_no_program_of_the_page_is_left_out() -> None:
+    told = [block for client in ALL for block in shown(client)]
+    assert sorted(told, key=lambda block: block.line) == [
+        each for each in run_blocks(PAGE) if each.language != "sh"
+    ]
 
 
 @pytest.mark.parametrize("client", ALL)

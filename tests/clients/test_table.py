@@ -6,14 +6,10 @@ import re
 from collections.abc import Callable
 
 from tests.clients import test_matrix as matrix
+from tests.clients.conftest import SECTIONS
 from tests.docs.pages import ROOT
 
-ROWS = {
-    "openai (Python)": "openai-python",
-    "anthropic (Python)": "anthropic-python",
-    "openai (Node)": "openai-node",
-    "@anthropic-ai/sdk (Node)": "anthropic-node",
-}
+ROWS = {name: client for client, name in SECTIONS.items()}
 """Their names in the tests; the others are called the same."""
 
 COLUMNS: dict[str, Callable[..., None]] = {

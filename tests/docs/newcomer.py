@@ -43,15 +43,7 @@ LAST = ("docs/runtime.md", "docs/mri.md", "docs/how-to/backup.md")
 
 PAGE_S = 560
 CLIENTS = "docs/clients.md"
-ENVIRONMENTS = {
-    "litellm": "litellm",
-    "langchain_openai": "langchain",
-    "pydantic_ai": "pydantic_ai",
-    "llm": "llm",
-    "anthropic": "anthropic",
-    "openai": "openai",
-}
-"""What a program of that page imports first -> where it is installed."""
+"""Its programs are run by tests/clients, where each client is started anyway: to import them all takes a minute."""
 
 
 class Newcomer:
@@ -79,13 +71,10 @@ class Newcomer:
         shell = Session(["bash"], BASH, self.work, variables, log)
         python = Session([sys.executable], PYTHON, self.work, variables, log)
         try:
-            for number, block in enumerate(run_blocks(page)):
+            for number, block in enumerate(each for each in run_blocks(page) if not is_client(each)):
                 file = steps / f"{number}.{block.language}"
                 file.write_text(self._for_this_machine(block))
                 session = python if block.language == "python" else shell
-                if block.page == CLIENTS and block.language != "sh":
-                    file = self._client(block, file)
-                    session = shell
                 began = time.monotonic()
                 well = session.run(file, max(0.0, end - began))
                 with log.open("a") as said:
@@ -110,20 +99,6 @@ class Newcomer:
         if block.language == "sh":
             text = "\n".join(beside(line) for line in text.splitlines()) + "\n"
         return text
-
-    def _client(self, block: Block, program: Path) -> Path:
-        """A shell's line that runs a client's program where that client, and nothing else, is installed."""
-        if block.language == "js":
-            program = program.rename(program.with_suffix(".mjs"))
-            command = environment("node").command(program)
-        else:
-            name = next(
-                each for each in ENVIRONMENTS if f"import {each}" in block.text or f"from {each}" in block.text
-            )
-            command = environment(ENVIRONMENTS[name]).command(program)
-        line = program.with_suffix(".sh")
-        line.write_text(shlex.join(command) + "\n")
-        return line
 
     def _shims(self) -> None:
         """Programs by the names that a reader types. curl takes an HTTP error for success, unless told."""
@@ -179,6 +154,10 @@ def with_commands(*, alone: bool) -> list[Path]:
     """Pages that hold some, in an order that starts the shared server once."""
     found = [page for page in pages() if run_blocks(page) and (name_of(page) in ALONE) == alone]
     return sorted(found, key=lambda page: name_of(page) in LAST)
+
+
+def is_client(block: Block) -> bool:
+    return block.page == CLIENTS and block.language != "sh"
 
 
 def beside(line: str) -> str:

@@ -18,19 +18,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iter
     newcomer.close()
 
 
-LONG = "docs/clients.md"
-"""Takes two minutes: `make soak`. The usual run asks by the same clients in tests/clients."""
-
-
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=[pytest.mark.soak] if name_of(page) == LONG else [])
-        for page in with_commands(alone=False)
-    ],
-    ids=name_of,
-)
+@pytest.mark.parametrize("page", with_commands(alone=False), ids=name_of)
 def test_every_command_runs(reader: Newcomer, page: Path) -> None:
     reader.serve()
     reader.run(page)

@@ -29,6 +29,7 @@ ON_BOTH = frozenset(
         "locality",
         "profile",
         "ratings",
+        "resident",
         "responses",
         "session_rows",
         "store_contract",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,13 +35,6 @@ SCOPES = (
     Scope("acme", entities=("paris", "rome")),
     Scope("acme", speakers=("Ann",), since_s=100.0, entities=("paris",)),
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = Store(tmp_path)
-    yield opened
-    opened.close()
 
 
 def unit(rng: np.random.Generator, rows: int) -> np.ndarray:
@@ -162,6 +155,73 @@ def test_it_follows_what_is_written_and_deleted(store: Store, monkeypatch: pytes
         time.sleep(0.01)
     assert made.words(ASKED, 50, Scope("acme", sources=("s0",))) == []
     assert len(made.nearest(unit(np.random.default_rng(0), 1)[0], 50, Scope("acme"))) == 20
+
+
+def give_vectors(store: Store, source: str) -> None:
+    with store.write() as connection:
+        query = sa.select(ENTRIES.c.id).where(ENTRIES.c.source_id == source).order_by(ENTRIES.c.id)
+        ids = list(connection.execute(query).scalars())
+        entries.store_vectors(connection, ids, MODEL, unit(np.random.default_rng(2), len(ids)))
+
+
+def test_vectors_come_although_newer_entries_never_get_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A local-only source has none where the embedder is on another machine."""
+    for name in ("VECTORS_EVERY_S", "ALL_VECTORS_EVERY_S"):
+        monkeypatch.setattr(resident, name, 0.0)
+    monkeypatch.setattr(resident, "_MAX_WAITING", 10)
+    put(store, "acme", "s0", 35, 0, with_vectors=False)
+    put(store, "acme", "kept", 25, 1, with_vectors=False)
+    made = filled(store, "acme")
+    give_vectors(store, "s0")
+    question, until_s = unit(np.random.default_rng(0), 1)[0], time.monotonic() + 20
+    while len(made.nearest(question, 60, Scope("acme"))) < 35:
+        assert made.ready("acme", 60)
+        assert time.monotonic() < until_s, "vectors of older entries were never read"
+        time.sleep(0.01)
+
+
+def test_asking_for_vectors_reads_only_those_that_lack(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "VECTORS_EVERY_S", 0.0)
+    put(store, "acme", "kept", 1, 0, with_vectors=False)
+    put(store, "acme", "s0", 300, 0, with_vectors=False)
+    give_vectors(store, "s0")
+    put(store, "acme", "late", 1, 0, with_vectors=False)
+    made = filled(store, "acme")
+    assert len(made.nearest(unit(np.random.default_rng(0), 1)[0], 400, Scope("acme"))) == 300
+    asked: list[tuple[str, object]] = []
+    note = lambda _c, _cursor, statement, values, *_: asked.append((statement, values))  # noqa: E731
+    sa.event.listen(store._engine, "before_cursor_execute", note)
+    assert made.ready("acme", 302)
+    sa.event.remove(store._engine, "before_cursor_execute", note)
+    mine = [each for each in asked if "FROM vectors" in each[0]]
+    assert mine
+    with store.read() as connection:
+        assert not [row for each in mine for row in connection.exec_driver_sql(*each)]  # type: ignore[arg-type]
+
+
+def test_a_mean_that_changes_while_segments_are_joined(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, "acme", "s0", 60, 0)
+    made = filled(store, "acme")
+    for number in (1, 2):
+        put(store, "acme", f"s{number}", 10, number)
+        assert made.ready("acme", 60 + 10 * number)
+    real, changed = resident.joined, []
+
+    def joined(*given: Any) -> resident.Segment:
+        found = real(*given)
+        if not changed:
+            changed.append(made._recentre(np.zeros(WIDTH, np.float32), 1_000))
+        return found
+
+    monkeypatch.setattr(resident, "joined", joined)
+    while made._join():
+        pass
+    assert changed
+    assert len(made._segments) == 2
+    ids, _, vectors = exact(store, Scope("acme"))
+    question = unit(np.random.default_rng(5), 1)[0]
+    best = sorted(ids, key=lambda each: -float(vectors[ids.index(each)] @ question))[:40]
+    assert len(set(best) & set(made.nearest(question, 40, Scope("acme")))) >= 38
 
 
 def test_as_much_that_is_new_as_was_deleted_is_found(store: Store) -> None:

@@ -13,9 +13,22 @@ async function wait() {
   await lines.next();
 }
 
-// Every proof in this order. The last is `cancel`; the test lets it begin, and lets the program end.
+// What the programs print that docs/clients.md shows for this client. They lie where its packages are.
+async function page() {
+  const said = [];
+  const log = console.log;
+  for (const path of JSON.parse(process.env.PERILUNE_PAGE)) {
+    const printed = [];
+    console.log = (...words) => printed.push(words.join(" "));
+    await import(path).finally(() => (console.log = log));
+    said.push(printed.join("\n"));
+  }
+  return { said };
+}
+
+// `page`, then every proof in this order. The last is `cancel`; the test lets it begin, and lets the program end.
 export async function run(proofs) {
-  for (const [name, prove] of Object.entries(proofs)) {
+  for (const [name, prove] of Object.entries({ page, ...proofs })) {
     if (name === "cancel") await wait();
     const start = performance.now();
     let facts;

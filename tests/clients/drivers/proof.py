@@ -7,6 +7,8 @@ the test has looked at the server.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -35,9 +37,20 @@ def wait():
     sys.stdin.readline()
 
 
+def page():
+    """What the programs print that docs/clients.md shows for this client."""
+    said = []
+    for path in map(Path, json.loads(os.environ["PERILUNE_PAGE"])):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+        said.append(printed.getvalue())
+    return {"said": said}
+
+
 def run(proofs):
-    """Every proof in this order. The last is `cancel`; the test lets it begin, and lets the program end."""
-    for name, prove in proofs.items():
+    """`page`, then every proof in this order. The last is `cancel`; the test lets it begin, and lets the program
+    end."""
+    for name, prove in {"page": page, **proofs}.items():
         if name == "cancel":
             wait()
         start_s = time.monotonic()
