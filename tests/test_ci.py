@@ -18,7 +18,8 @@ echo "$part" >> "$ROOT/begun"
 [[ "$part" != "$SLOW"* ]] || { echo $$ > "$ROOT/slow"; sleep 60; }
 [[ "$part" != "$FAILS"* ]] || { echo "words of $part"; exit 3; }
 """
-PARTS = ("apt-get", "make", "nice")
+PROGRAMS = ("apt-get", "make", "nice")
+NEWCOMER = "nice -n -10 bash .ci/newcomer"
 
 
 def run(folder: Path, fails: str, slow: str = "nothing") -> subprocess.CompletedProcess[str]:
@@ -27,8 +28,8 @@ def run(folder: Path, fails: str, slow: str = "nothing") -> subprocess.Completed
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / "bin").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci")
-    stand_ins = [folder / "bin" / name for name in PARTS]
-    for path in (*stand_ins, folder / ".ci" / "newcomer", folder / ".venv" / "bin" / "python"):
+    stand_ins = [folder / "bin" / name for name in PROGRAMS]
+    for path in (*stand_ins, folder / ".venv" / "bin" / "python"):
         path.write_text(PART)
         path.chmod(0o755)
     variables = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "ROOT": str(folder), "FAILS": fails, "SLOW": slow}
@@ -44,12 +45,19 @@ def test_all_parts_run_and_the_tests_come_last(tmp_path: Path) -> None:
     done = run(tmp_path, "nothing")
     assert done.returncode == 0, done.stdout + done.stderr
     parts = begun(tmp_path)
-    assert {"make setup", "make check", "nice -n 19 make llamacpp", "newcomer "} < set(parts)
+    assert {"make setup", "make check", "nice -n 19 make llamacpp", NEWCOMER} < set(parts)
     assert parts[-1] == "make test"
 
 
 @pytest.mark.parametrize(
-    "part", ["apt-get install -y -qq --no-install-recommends curl", "newcomer", "nice", "python", "make check"]
+    "part",
+    [
+        "apt-get install -y -qq --no-install-recommends curl",
+        NEWCOMER,
+        "nice -n 19 make llamacpp",
+        "python -m tests.clients.environments",
+        "make check",
+    ],
 )
 def test_a_part_that_fails_fails_the_run_with_its_words(tmp_path: Path, part: str) -> None:
     done = run(tmp_path, part)
@@ -59,7 +67,7 @@ def test_a_part_that_fails_fails_the_run_with_its_words(tmp_path: Path, part: st
 
 
 def test_what_runs_beside_ends_with_the_run(tmp_path: Path) -> None:
-    assert run(tmp_path, "make check", slow="newcomer").returncode == 3
+    assert run(tmp_path, "make check", slow=NEWCOMER).returncode == 3
     pid = int((tmp_path / "slow").read_text())
     until_s = time.monotonic() + 20
     while Path(f"/proc/{pid}").exists():
