@@ -25,7 +25,6 @@ from tests.web.trace import traced
 expect.set_options(timeout=WAIT_MS)
 SCRIPTED = {"model": MODEL}
 NOTICED_CPU_MS = 300
-JUMP_CPU_MS = 1500  # all of them, huge ones too, are run through within a second
 COMPLETE = "li[data-speaker=assistant] article[aria-busy=false]"
 
 HOSTILE = [
@@ -120,9 +119,9 @@ def test_hostile_turns_are_shown_and_do_nothing(desks: Opener, browser: Browser,
     """Script, handlers, SVG, frames, forms, styles, addresses: all of it is text. Huge ones don't freeze it."""
     desk, asked = watched(desks, server)
     page = desk.page
-    with traced(browser) as trace:
+    with traced(browser) as trace:  # no `expect` in here: while it waits it reads the whole page, for half a second
         page.goto(f"{server.url}/#/c/hostile/1")
-        expect(page.locator("#turn-1")).to_contain_text("<script>")
+        page.locator("#turn-1", has_text="<script>").wait_for()
         for turn in range(
             1, 2 * (len(HOSTILE) + len(HUGE)) + 1
         ):  # each is brought near, so that it is shown in full
@@ -130,7 +129,7 @@ def test_hostile_turns_are_shown_and_do_nothing(desks: Opener, browser: Browser,
             page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         page.wait_for_timeout(500)
     print(f"longest task {trace.longest_cpu_ms:.0f} ms of CPU, {trace.longest_ms:.0f} on the clock")
-    assert trace.longest_cpu_ms < JUMP_CPU_MS
+    assert trace.longest_cpu_ms < NOTICED_CPU_MS
     assert page.get_by_text("Show more").count() > 0
     is_harmless(desk, asked)
     page.locator("#turn-1").scroll_into_view_if_needed()
@@ -255,7 +254,7 @@ def test_a_huge_document_does_not_freeze_its_page(
     expect(source).to_contain_text("vermilion")
     with traced(browser) as trace:
         source.click()
-        expect(desk.page.locator("aside mark").first).to_be_visible()
+        desk.page.locator("aside mark").first.wait_for()
         desk.page.locator("aside [role=region]").evaluate("(each) => (each.scrollTop = each.scrollHeight)")
         desk.page.wait_for_timeout(300)
     print(f"{name}: longest task {trace.longest_cpu_ms:.0f} ms of CPU")

@@ -5,7 +5,7 @@ import { Refused, Unreachable } from "../src/api/client";
 import { refused, said, streamed, Wire } from "./wire";
 
 const CHAT = /^\/v1\/chat\/completions/;
-const ASK: Ask = { model: "m", session: "s", messages: [], profile: false };
+const ASK: Ask = { model: "m", session: "s", messages: [], max_tokens: 8, profile: false };
 const HALF = { id: "a1", choices: [{ delta: { content: "We" } }] };
 const GOODBYE = { error: { message: "The server is shutting down.", code: "overloaded" } };
 

@@ -72,6 +72,7 @@ test("codes have names, and one of tomorrow stands for itself", () => {
   language.value = "zh";
   assert.equal(named("outcome", "timed_out"), zh["outcome.timed_out"]);
   assert.equal(named("taken", "email"), zh["taken.email"]);
+  assert.equal(named("fact", "residence"), zh["fact.residence"]);
   assert.equal(named("taken", "of_tomorrow"), "of_tomorrow");
   language.value = "en";
 });

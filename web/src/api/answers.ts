@@ -37,6 +37,7 @@ export interface Ask {
   model: string;
   session: string;
   messages: Message[];
+  max_tokens: number;
   deadline_s?: number;
   context_policy?: "full";
   profile: boolean;

@@ -120,7 +120,7 @@ function Details({ report, usage }: { report: Report; usage: Usage | null }) {
           <ul class={styles["used"]}>
             {memory.profile.map((fact) => (
               <li key={fact.key}>
-                {fact.key}: {fact.value}
+                {named("fact", fact.key)}: {fact.value}
                 {fact.session !== null && (
                   <button type="button" class={styles["link"]} onClick={() => openConversation(fact.session, fact.turn)}>
                     {t("said.there")}

@@ -48,6 +48,7 @@ function Editor({ entry, thread, onClose }: { entry: Entry; thread: Thread; onCl
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => {
     field.current?.focus();
+    field.current?.form?.scrollIntoView({ block: "nearest" });
     field.current?.setSelectionRange(text.length, text.length);
   }, []);
   const send = async () => {

@@ -23,6 +23,7 @@ export function Menu({ label, items }: { label: string; items: readonly MenuItem
     const below = from.bottom + 4 + size.height < innerHeight;
     list.current.style.top = `${below ? from.bottom + 4 : from.top - 4 - size.height}px`;
     list.current.style.left = `${Math.max(8, Math.min(from.right - size.width, innerWidth - size.width - 8))}px`;
+    list.current.style.visibility = "visible"; // it isn't seen before it is in its place
     list.current.querySelector("button")?.focus();
   };
   const move = (event: KeyboardEvent) => {
@@ -58,6 +59,7 @@ export function Menu({ label, items }: { label: string; items: readonly MenuItem
           const shown = event.newState === "open";
           setOpen(shown);
           if (shown) place();
+          else if (list.current) list.current.style.visibility = "";
         }}
         onKeyDown={move}
       >

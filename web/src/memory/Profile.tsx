@@ -6,7 +6,7 @@ import { Button, Dialog, DialogButtons, Failure, IconButton, Spinner, TextField 
 import { announce } from "../state/announcer";
 import { attempt } from "../state/attempt";
 import { openConversation } from "../state/route";
-import { moment, t } from "../text";
+import { moment, named, t } from "../text";
 import styles from "./memory.module.css";
 
 export function Profile() {
@@ -62,18 +62,19 @@ export function Profile() {
 function Fact({ fact, onChange }: { fact: ProfileFact; onChange: (values: Record<string, string | null>) => Promise<boolean> }) {
   const [editing, setEditing] = useState<string | null>(null);
   const past = fact.until !== null;
+  const called = named("fact", fact.key);
   const save = async () => {
     if (editing?.trim() && (await onChange({ [fact.key]: editing.trim() }))) setEditing(null);
   };
   return (
     <li data-past={past}>
-      <span class={styles["factKey"]}>{fact.key}</span>
+      <span class={styles["factKey"]}>{called}</span>
       <div>
         {editing === null ? (
           <span class={styles["factValue"]}>{fact.value}</span>
         ) : (
           <form class={styles["inline"]} onSubmit={(event) => (event.preventDefault(), void save())}>
-            <TextField value={editing} onInput={setEditing} label={t("profile.value.of", { key: fact.key })} focus />
+            <TextField value={editing} onInput={setEditing} label={t("profile.value.of", { key: called })} focus />
             <Button type="submit" tone="primary">{t("save")}</Button>
             <Button onClick={() => setEditing(null)}>{t("cancel")}</Button>
           </form>
@@ -91,8 +92,8 @@ function Fact({ fact, onChange }: { fact: ProfileFact; onChange: (values: Record
       </div>
       {!past && editing === null && (
         <span class={styles["factTools"]}>
-          <IconButton icon="edit" label={t("profile.edit", { key: fact.key })} size={16} onClick={() => setEditing(fact.value)} />
-          <IconButton icon="trash" label={t("profile.erase", { key: fact.key })} size={16} onClick={() => void onChange({ [fact.key]: null })} />
+          <IconButton icon="edit" label={t("profile.edit", { key: called })} size={16} onClick={() => setEditing(fact.value)} />
+          <IconButton icon="trash" label={t("profile.erase", { key: called })} size={16} onClick={() => void onChange({ [fact.key]: null })} />
         </span>
       )}
     </li>

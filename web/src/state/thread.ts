@@ -27,6 +27,9 @@ export interface Asking {
   again?: boolean;
 }
 
+/** A small model may repeat itself for ever: its answer ends here, with a button to go on. Thoughts count. */
+const ANSWER_TOKENS = 2_048;
+
 type Fate = "kept" | "unkept" | "deleted" | "unknown";
 
 export class Thread {
@@ -156,6 +159,7 @@ export class Thread {
   private request(model: string, before: readonly Entry[], asking: Asking): Ask {
     const ask: Ask = {
       model,
+      max_tokens: ANSWER_TOKENS,
       session: this.session,
       messages: messagesFor(before, asking.text, asking.files),
       profile: useProfile.peek(),

@@ -27,7 +27,7 @@ export function inWords(key: string, servers: string): string {
 }
 
 /** What one of the server's codes is called; one that is newer than this page stands for itself. */
-export function named(kind: "outcome" | "taken", code: string): string {
+export function named(kind: "outcome" | "taken" | "fact", code: string): string {
   const key = `${kind}.${code}`;
   return hasText(key) ? t(key) : code;
 }
