@@ -10,8 +10,10 @@ of 95 % over questions.
 
 `timeline_f1_share`: share of questions about order and counts whose set of evidence has F1 ≥ 0.8. `abstained` of
 near misses (`abstain.jsonl`) and of questions about another source, at the threshold of the product;
-`falsely_abstained` of answerable ones. `calibration_error` is between the confidence and whether the best five hits
-hold evidence, ten bins. --quick asks of one history and one document.
+`falsely_abstained` of answerable ones. `near_KIND_abstained` tells the kinds of near misses apart.
+`reader_of_N_falsely` is the limit: of answerable questions those whose evidence isn't among the best N hits, which
+even a perfect reader of these would decline. `calibration_error` is between the confidence and whether the best
+five hits hold evidence, ten bins. --quick asks of one history and one document.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import numpy.typing as npt
 from bench.driver import Machine, say
 from bench.embedding_cache import FOLDER, CachedEmbedder
 from bench.machine import CpuClock
-from bench.memory_asking import Asked, Sources, cases, halves
+from bench.memory_asking import DEEPEST, Asked, Sources, cases, halves
 from bench.report import Bar, Result, finish, parse_options, summarise
 from bench.speed import THREADS
 from perilune.memory.confidence import BEST
@@ -152,9 +154,20 @@ def _abstention(result: Result, asked: Sequence[Asked]) -> None:
         return [float(each.found.doubtful) for each in asked if each.case.set in sets]
 
     _enter(result, "near_misses_abstained", below("abstain"))
+    near = [each for each in asked if each.case.set == "abstain"]
+    for kind in sorted({each.case.kind for each in near}):
+        _enter(
+            result,
+            f"near_{kind}_abstained",
+            [float(each.found.doubtful) for each in near if each.case.kind == kind],
+        )
     _enter(result, "foreign_abstained", below("foreign"))
     _enter(result, "falsely_abstained", below("twin", "paired"))
     mine = [each for each in asked if each.case.set in ("abstain", "twin", "paired")]
+    told = [each for each in mine if each.case.set != "abstain"]
+    for depth in (BEST, DEEPEST):
+        missed = [float(set(each.case.evidence).isdisjoint(each.hits[:depth])) for each in told]
+        _enter(result, f"reader_of_{depth}_falsely", missed)
     chances = np.array([each.found.confidence for each in mine])
     result.figures["calibration_error"] = round(calibration_error(chances, np.array([*map(holds, mine)], float)), 4)
 

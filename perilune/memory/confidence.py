@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from perilune.memory import scoring
 from perilune.memory.entities import names
 from perilune.memory.entries import Entry
 from perilune.memory.rank import Numbers
-from perilune.memory.timespan import Span, covered
+from perilune.memory.timespan import Span, covered, spans
 
 FITTED_MODEL = "multilingual-e5-small-q4"
 """The model whose cosines the weights know. With another one, or none, the number only orders searches."""
@@ -27,6 +28,7 @@ BEST = 5
 """Hits whose words count: a question is seldom answered by what stands further down."""
 
 _COMMON_COSINE = 0.8
+_MAX_TOLD_CHARS = 1_000
 _TINY = 1e-6
 _ASKS_NUMBER = re.compile(
     r"\bhow (?:many|much|long|far|old|often|big|high|deep|thick|heavy|wide)\b|\bwhen\b|"
@@ -62,28 +64,28 @@ class Signs:
     agree: float = 0.0
     """Whether words and meaning put the same hit first."""
     empty_time: float = 0.0
-    """Whether the question names a time of which there is no entry."""
+    """Whether the question names a time of which no best hit is, and none tells."""
     nameless: float = 0.0
     """Share of the names and codes in the question that the best hits lack."""
     kind_missing: float = 0.0
     """Whether the question asks for a number or a date and no best hit holds a digit or numeral."""
 
 
-BIAS = -2.424
+BIAS = -2.361
 WEIGHTS = Signs(
-    held=0.699,
-    held_together=0.781,
-    rarest=0.441,
-    unknown=-1.023,
-    near=2.591,
-    peak=0.329,
-    gap=-0.105,
-    agree=0.128,
-    empty_time=-1.875,
-    nameless=0.206,
-    kind_missing=-3.313,
+    held=0.591,
+    held_together=0.698,
+    rarest=0.412,
+    unknown=-1.136,
+    near=2.552,
+    peak=0.372,
+    gap=-0.108,
+    agree=0.103,
+    empty_time=-2.927,
+    nameless=0.191,
+    kind_missing=-3.317,
 )
-ABSTAIN_BELOW = 0.12
+ABSTAIN_BELOW = 0.122
 """A search of less confidence found nothing, as far as can be told; 5 % of the questions that the fitting sources
 answer lie below."""
 
@@ -108,7 +110,7 @@ def signs_of(
     question: str,
     own: Mapping[int, float],
     unknown: float,
-    named: list[Span],
+    named: Sequence[Span],
     ranking: Ranking,
     texts: Sequence[str],
 ) -> Signs:
@@ -135,9 +137,26 @@ def signs_of(
         peak=peak,
         gap=gap,
         agree=float(int(ranking.words.argmax()) == int(np.nan_to_num(ranking.dense, nan=-1.0).argmax())),
-        empty_time=float(bool(named) and not any(covered(entry.at, named) for entry in entries)),
+        empty_time=float(bool(named) and not _in_time(named, entries, texts)),
         nameless=len(asked - there) / len(asked) if asked else 0.0,
         kind_missing=float(bool(_ASKS_NUMBER.search(question)) and not any(map(_NUMBER.search, texts))),
+    )
+
+
+def _in_time(named: Sequence[Span], found: Sequence[Entry], texts: Sequence[str]) -> bool:
+    """Whether one of these entries was told in a named time, or its text names one that lies in it: a page has no
+    time of its own, and some things are told weeks later. A date without a year is read as the last before the
+    entry, or before the named time's end."""
+    if any(covered(entry.at, named) for entry in found):
+        return True
+    end_s = max(span.until_s for span in named)
+    return any(
+        span.since_s <= told.since_s and told.until_s <= span.until_s
+        for entry, text in zip(found, texts, strict=False)  # a text may be deleted meanwhile
+        for told in spans(
+            text[:_MAX_TOLD_CHARS], datetime.fromtimestamp(end_s if entry.at is None else entry.at, UTC)
+        )
+        for span in named
     )
 
 

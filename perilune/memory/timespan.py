@@ -8,7 +8,7 @@ taken as UTC, like the naive times of chat logs.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -202,7 +202,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[_Match, datetime], Span | None
 )
 
 
-def covered(at_s: float | None, named: list[Span]) -> bool:
+def covered(at_s: float | None, named: Sequence[Span]) -> bool:
     """Whether a time lies in one of the ranges."""
     return at_s is not None and any(span.since_s <= at_s <= span.until_s for span in named)
 
