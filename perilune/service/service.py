@@ -169,10 +169,10 @@ class Service:
         if with_tools and not remote:  # a backend has its own notation
             request = prepared(request, parts.tool_format)
             stream = ToolStream(parts.tool_format, request.n)
-        if request.sampling.grammar is not None and not remote:
-            await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
         parts.telemetry.count("requests", service_class=request.service_class.name.lower())
         async with self._ledger.reserve(request) as reserved:
+            if request.sampling.grammar is not None and not remote:  # within the key's limits: one may take seconds
+                await asyncio.to_thread(parts.grammars.constrain, request.sampling.grammar)
             with self._admission.enter(request.n):
                 if reserved.state is not None:
                     yield Admitted(reserved.state)

@@ -460,3 +460,45 @@ def test_a_pattern_that_explodes_is_followed_or_refused(server: Server, bomb: st
             )
     assert spent_s(server) - before_s < 3 * 3.0
     assert server.resident_bytes() - before_bytes < 200 * 1024**2
+
+
+WRONG: dict[str, tuple[dict[str, Any], int]] = {
+    "model": ({"model": "none"}, 404),
+    "temperature": ({"temperature": 9}, 400),
+    "tokens": ({"max_tokens": 10**9}, 400),
+    "schema": ({"form": {"type": "nonsense"}}, 400),
+    "file": ({"files": ["file-none"]}, 404),
+    "length": ({"text": "word " * 40_000, "context_policy": "full"}, 400),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_stream_that_can_not_begin_has_its_status(server: Server, wrong: str) -> None:
+    """In each dialect: 4xx and its error, never a stream of one event."""
+    change, status = WRONG[wrong]
+    form = change.get("form", {"type": "null"})
+    call(server, "any", "POST", "/v1/chat/completions", {"model": MODEL, **formed({"type": "null"})["chat"][1]})
+    for dialect, (path, body) in formed(form).items():
+        rest = {
+            name: value for name, value in change.items() if name not in ("form", "text", "files", "max_tokens")
+        }
+        asked = {"model": MODEL, **body, "stream": True, **rest}
+        limit, told = ("max_output_tokens", "input") if dialect == "responses" else ("max_tokens", "messages")
+        if "max_tokens" in change:
+            asked[limit] = change["max_tokens"]
+        content: Any = change.get("text", "Go on.")
+        if "files" in change:
+            kind = {"responses": "input_file", "chat": "file", "messages": "document"}[dialect]
+            file_id = change["files"][0]
+            part = {
+                "chat": {"file": {"file_id": file_id}},
+                "responses": {"file_id": file_id},
+                "messages": {"source": {"type": "file", "file_id": file_id}},
+            }[dialect]
+            text = {"type": "input_text" if dialect == "responses" else "text", "text": "Go on."}
+            content = [{"type": kind, **part}, text]
+        asked[told] = [{"role": "user", "content": content}]
+        reply = call(server, "any", "POST", path, asked)
+        assert (reply.status, reply.media) == (status, "application/json"), (dialect, reply.body[:300])
+        error = json.loads(reply.body)["error"]
+        assert set(error) >= {"type", "message"}
