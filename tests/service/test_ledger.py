@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.api.errors import rate_headers, send_error
-from perilune.core import Admitted, Completed, KeyLimits, RateState, Request, TextDelta, Usage
+from perilune.core import (
+    Admitted,
+    Completed,
+    Grammar,
+    GrammarKind,
+    KeyLimits,
+    RateState,
+    Request,
+    TextDelta,
+    Usage,
+)
 from perilune.errors import EngineBusy, InvalidRequest, PeriluneError, QuotaExceeded, RateLimited
 from perilune.memory.store import Store
 from perilune.memory.usage import UsageStore, Used, day_of
@@ -233,6 +243,15 @@ async def test_through_the_service(clocks: Clocks) -> None:
     used = rows.rows[WITHOUT_KEY, "2025-11-30"]
     assert used.requests == 2
     assert used.completion_tokens == done.usage.completion_tokens + 1  # and the piece that was read
+
+
+async def test_a_form_is_prepared_within_the_keys_limits() -> None:
+    """It may take seconds of a process that all keys share."""
+    form = Grammar(GrammarKind.REGEX, "a+")
+    async with running(limits=KeyLimits(requests_per_minute=1)) as bench:
+        for refusal in (InvalidRequest, RateLimited):  # no forms there; then not asked at all
+            with pytest.raises(refusal):
+                await bench.ask("Hello", grammar=form)
 
 
 async def _leave(bench: Bench) -> None:
