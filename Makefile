@@ -33,7 +33,7 @@ web: setup
 
 # One process more than CI's cores: tests of servers mostly wait.
 test: setup
-	$(PYTHON) -m pytest -m 'not soak' --numprocesses 3 --dist loadfile
+	$(PYTHON) -m pytest -m 'not soak' --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: setup
 	$(VENV)/bin/ruff format --check .

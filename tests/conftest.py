@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,24 @@ from tests.postgres import new_database, postgres_server
 
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+LONGEST = (
+    "cli/test_local.py",
+    "e2e/test_soak.py",
+    "docs/test_commands_alone.py",
+    "e2e/test_deletion.py",
+    "e2e/test_sessions.py",
+)
+"""Files of few tests that take a minute and more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files begin first, then those of most tests: in xdist's own order (turned off by
+    `--no-loadscope-reorder`) one of the longest would be alone at the end, and all but one process idle."""
+    longest = {Path(__file__).parent / name for name in LONGEST}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in longest, -sizes[item.path]))
 
 
 def models_home() -> Path:

@@ -4,12 +4,15 @@ build also where pip would take CUDA's; `make soak` has tests to run."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = "#!/bin/sh\nexit 0\n"
@@ -74,6 +77,17 @@ def test_cuda_is_not_taken_for_torch(tmp_path: Path, reported: str, given: list[
     first, second = (tmp_path / "calls").read_text().splitlines()
     assert first == f"-m pip install --quiet --constraint constraints.txt {asked}torch"
     assert second.endswith("--editable .[dev]")
+
+
+def test_the_longest_files_begin_first() -> None:
+    """In the order of `make test`, wherever they stand on the command line."""
+    files = ["tests/test_make.py", *(f"tests/{name}" for name in LONGEST)]
+    command = [sys.executable, "-m", "pytest", "-m", "not soak", "--collect-only", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    shown = [*dict.fromkeys(re.findall(r"^(tests/.*?):", done.stdout, re.MULTILINE))]
+    assert "--no-loadscope-reorder" in (ROOT / "Makefile").read_text()
+    assert set(shown[:-1]) == {f"tests/{name}" for name in LONGEST}
+    assert shown[-1] == "tests/test_make.py"
 
 
 def test_soak_runs_something() -> None:
