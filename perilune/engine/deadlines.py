@@ -108,7 +108,8 @@ class DeadlinePolicy:
 
     def served(self, sequence: EngineSequence, prompt_tokens: int, new_tokens: int) -> None:
         self.service.charge(self.band(sequence), sequence.spec.tenant, prompt_tokens, new_tokens)
-        sequence.end_s = sequence.expiry_s  # it is taken on: it may be late
+        if self._taken_on(sequence):
+            sequence.end_s = sequence.expiry_s
         if prompt_tokens and sequence.expected_tokens:
             work_s = sequence.work_s * prompt_tokens / sequence.expected_tokens
             band = self._bands[self.band(sequence)]
@@ -148,7 +149,12 @@ class DeadlinePolicy:
 
     def _runs(self, sequence: EngineSequence) -> bool:
         """It is computed at all."""
-        return sequence.started or not sequence.late or not self._refuses
+        return not sequence.late or self._taken_on(sequence)
+
+    def _taken_on(self, sequence: EngineSequence) -> bool:
+        """It may be late: where late ones are refused, once half of it is computed. To go on costs less then than
+        was spent; before, more would be spent on a miss than is lost."""
+        return not self._refuses or sequence.remaining_s <= sequence.work_s / 2
 
     def _key(
         self, sequence: EngineSequence, far: set[str], near: set[str]
