@@ -174,7 +174,8 @@ class DeadlinePolicy:
 
     def _ahead(self, number: int) -> set[str]:
         """Tenants that wait behind others."""
-        return self.service.ahead(number, self._settings.lead * (1 if self._bands[number].contended else 2))
+        lead = self._settings.lead * (1 if self._bands[number].contended else 2)
+        return self.service.ahead(number, lead) | self.service.crowding(number)
 
     def _old(self, sequence: EngineSequence) -> bool:
         patience_s = self._settings.patience * (sequence.due_s - sequence.arrival_s)
@@ -186,6 +187,14 @@ class DeadlinePolicy:
             return quota
         held = held_by_others(sequence, (s for s in running if s.spec.tenant == sequence.spec.tenant))
         return min(quota, int(total_blocks * self._settings.tenant_share) - held) if held else quota
+
+    def makes_way(self, running: EngineSequence, sequence: EngineSequence) -> bool:
+        """One that only decodes, of a tenant that was served more: while the other one's prompt is computed it
+        ends, or gives its blocks up."""
+        band, mine, theirs = self.band(sequence), sequence.spec.tenant, running.spec.tenant
+        if sequence.late or not running.decodes or self.band(running) != band or mine == theirs:
+            return False
+        return self.service.served(band, theirs) > self.service.served(band, mine)
 
     # -------------------------------------------------------------------------- who can be in time
 

@@ -17,6 +17,9 @@ from collections import Counter, defaultdict
 INPUT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 """What a prompt token and a generated one count."""
 
+CROWD = 3
+"""Waiting requests of one tenant that may crowd others out; fewer are an even load's accidents."""
+
 
 class TokenService:
     """Counters of every band; see above."""
@@ -63,6 +66,19 @@ class TokenService:
             return set()
         most = self.least(band) + prompts * INPUT_WEIGHT * self._longest[band]
         return {tenant for tenant in self._work[band] if self._served[band, tenant] > most}
+
+    def crowding(self, band: int) -> set[str]:
+        """Tenants with at least half of the requests that wait, and with `CROWD` of them, until they were served
+        one longest prompt less than another one with work."""
+        work = self._work[band]
+        if len(work) < 2:
+            return set()
+        found = {tenant for tenant, waiting in work.items() if waiting >= CROWD and 2 * waiting >= work.total()}
+        longest = INPUT_WEIGHT * self._longest[band]
+        return {t for t in found if self._served[band, t] > self._least_of_others(band, t) - longest}
+
+    def _least_of_others(self, band: int, tenant: str) -> float:
+        return min(self._served[band, other] for other in self._work[band] if other != tenant)
 
     def spread(self, band: int) -> float:
         """How far the counters of tenants with work are apart."""

@@ -4,8 +4,8 @@ Knows sequences, blocks, classes and the step budget. Knows nothing of tensors, 
 calls it. A step gives every decoding sequence its token first, then prompt chunks in `policy.rank` order.
 Blocks are allocated as chunks need them; when they run out, the lowest class and the youngest gives its own
 back and waits; they stay in RAM, for it alone where nobody may share them, until somebody needs the room. Only an
-older or higher sequence ever takes blocks from another, so the oldest always gets on. A fault that concerns one
-sequence ends it, and no other (`blame`).
+older or higher sequence ever takes blocks from another, so the oldest always gets on; but a prompt may take them
+from answers that the policy has make way. A fault that concerns one sequence ends it, and no other (`blame`).
 """
 
 from __future__ import annotations
@@ -283,12 +283,19 @@ class Scheduler:
                 if s.state is SequenceState.RUNNING  # a load gives its blocks back later
                 and s.block_table
                 and s.seq_id not in slices
-                and self._policy.sacrifice(s) > self._policy.sacrifice(sequence)
+                and self._gives_up(s, sequence)
             ]
             if not victims:
                 return False
             self._preempt(max(victims, key=self._policy.sacrifice))
         return True
+
+    def _gives_up(self, holder: EngineSequence, sequence: EngineSequence) -> bool:
+        """Whether one gives its blocks to another: never both to each other."""
+        policy = self._policy
+        if policy.makes_way(holder, sequence):
+            return True
+        return policy.sacrifice(holder) > policy.sacrifice(sequence) and not policy.makes_way(sequence, holder)
 
     def _preempt(self, sequence: EngineSequence) -> None:
         self._abandon_load(sequence)
@@ -344,7 +351,8 @@ class Scheduler:
         ever."""
         if not self._running:
             return True
-        quota = self._policy.quota(sequence, self._running, self._pool.total)
+        running = [s for s in self._running if not self._policy.makes_way(s, sequence)]
+        quota = self._policy.quota(sequence, running, self._pool.total)
         return self._holdings.needed_blocks(sequence) <= quota
 
     def _make_room(self, sequence: EngineSequence, held: Held) -> bool:
@@ -367,7 +375,9 @@ class Scheduler:
         band = self._policy.band
         ahead = [s for s in self._running if band(s) <= band(sequence)]
         holdings = self._holdings
-        return holdings.block_shortage(sequence, held, ahead), holdings.slot_shortage(sequence, held, ahead)
+        blocks = holdings.block_shortage(sequence, held, ahead)
+        blocks -= sum(s.held_blocks for s in ahead if self._policy.makes_way(s, sequence))
+        return blocks, holdings.slot_shortage(sequence, held, ahead)
 
     def _start(self, sequence: EngineSequence, held: Held) -> None:
         self._waiting.remove(sequence)

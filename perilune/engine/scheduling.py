@@ -55,6 +55,10 @@ class SchedulingPolicy(Protocol):
         """Most blocks that it may hold, given what the others do. Not asked while nothing runs."""
         ...
 
+    def makes_way(self, running: EngineSequence, sequence: EngineSequence) -> bool:
+        """`sequence` doesn't wait until one that runs has given its blocks back: they count as free for it."""
+        ...
+
 
 def due_s(sequence: EngineSequence) -> float:
     """When its first token is due."""
@@ -92,6 +96,9 @@ class FirstComeFirstServed:
 
     def quota(self, sequence: EngineSequence, running: Sequence[EngineSequence], total_blocks: int) -> int:
         return total_blocks
+
+    def makes_way(self, running: EngineSequence, sequence: EngineSequence) -> bool:
+        return False
 
 
 class EarliestDeadlineFirst(FirstComeFirstServed):
@@ -134,6 +141,9 @@ class StaticPriority:
 
     def quota(self, sequence: EngineSequence, running: Sequence[EngineSequence], total_blocks: int) -> int:
         return reserved_quota(sequence, running, total_blocks, self.reserve)
+
+    def makes_way(self, running: EngineSequence, sequence: EngineSequence) -> bool:
+        return False
 
 
 def reserved_quota(

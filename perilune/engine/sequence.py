@@ -120,7 +120,8 @@ class EngineSequence:
 
     @property
     def remaining_s(self) -> float:
-        """Predicted prefill that is left. What it parked counts as computed: it is there until the room is needed."""
+        """Predicted prefill that is left. What it parked counts as computed: that is there until the room is
+        needed."""
         done = self.expected_tokens - self.target + max(self.computed, len(self.parked) * BLOCK_TOKENS)
         return self.work_s * (1 - max(0, done) / self.expected_tokens) if self.expected_tokens else 0.0
 

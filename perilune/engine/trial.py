@@ -121,6 +121,10 @@ class Trial:
         views = [self._view(name, each) for each in running]
         return self._arms[name].quota(self._view(name, sequence), views, total_blocks)
 
+    def makes_way(self, running: EngineSequence, sequence: EngineSequence) -> bool:
+        name = self.acting
+        return self._arms[name].makes_way(self._view(name, running), self._view(name, sequence))
+
     def ordered(self, sequences: Iterable[EngineSequence], now: float) -> list[EngineSequence]:
         given, acting = list(sequences), self.acting
         order = self._order(acting, given, now)
