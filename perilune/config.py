@@ -295,6 +295,17 @@ class MemorySettings(Block):
     )
     embedder_query_prefix: str = Field("", description="What the server's model wants before queries (`query: `).")
     embedder_passage_prefix: str = Field("", description="What it wants before passages (`passage: `).")
+    reranker: str = Field(
+        "",
+        description="Base URL of a server that re-ranks by a cross-encoder (`POST /rerank`, as Jina, Cohere, "
+        "llama.cpp and vLLM have it). Empty: none.",
+    )
+    reranker_model: str = Field("", description="Model name that it is asked for.")
+    reranker_key_env: str = Field("", description="Environment variable that holds its API key.")
+    reranker_hits: int = Field(32, ge=2, le=200, description="Best hits that it reads.")
+    reranker_within_s: float = Field(
+        0.2, gt=0, le=30, description="Seconds after which a search keeps its own order instead."
+    )
     profile: bool = Field(
         True, description="Learn facts about the user from what they say in sessions, and use them in sessions."
     )

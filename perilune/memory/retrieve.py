@@ -2,7 +2,8 @@
 
 Knows SQL, the index and the embedder as seams; not files, prompts or HTTP. Every way in which something is missing
 leaves a search that works and says so: no embedder, no vectors yet: words alone; no index: a scan of every entry in
-scope; low confidence: the same scan. What SQL no longer holds is never found, whatever the index says.
+scope; low confidence: the same scan; a cross-encoder that is late: the order of the first stage. What SQL no longer
+holds is never found, whatever the index says.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from perilune.memory.gather import Gatherer, Member, narrowed
 from perilune.memory.indexer import decode
 from perilune.memory.language import detect
 from perilune.memory.locality import Locality
+from perilune.memory.model_server import NoAnswer
 from perilune.memory.postings import term_hash
 from perilune.memory.rank import WEIGHTS, Numbers, Signs, fuse, order_of
+from perilune.memory.rerank import Reranker
 from perilune.memory.resident import Resident
 from perilune.memory.scope import Scope
 from perilune.memory.store import Store
@@ -119,7 +122,7 @@ class _Question:
 
 class Retriever:
     """Thread-safe. Without `index` a search reads all entries in scope; without `embedder`, words alone count.
-    `resident` proposes instead of the index whenever it is ready."""
+    `resident` proposes instead of the index whenever it is ready; `reranker` reads the best hits once more."""
 
     def __init__(
         self,
@@ -131,10 +134,12 @@ class Retriever:
         index_failed: Callable[[], None] = lambda: None,
         locality: Locality | None = None,
         resident: Resident | None = None,
+        reranker: Reranker | None = None,
     ) -> None:
         self._store = store
         self._index = index
         self._resident = resident
+        self._reranker = reranker
         self._embedder = embedder
         self._synonyms = synonyms or Synonyms.none()
         self.gatherer = Gatherer(store, embedder, self._synonyms, locality)
@@ -148,6 +153,8 @@ class Retriever:
         self._pool.shutdown()
         if self._resident is not None:
             self._resident.close()
+        if self._reranker is not None:
+            self._reranker.close()
 
     def search(self, query: str, scope: Scope, limit: int, now: datetime | None = None) -> Found:
         """The best `limit` entries in scope. `now` is when the question was asked (default: the clock)."""
@@ -176,11 +183,12 @@ class Retriever:
         pool, scanned = self._candidates(proposer, question, scope, words, missing), False
         if pool is None:
             pool, scanned = self._scan(question, scope), True
-        ranked = self._rank(pool, question, limit)
+        depth = max(limit, self._reranker.most) if self._reranker else limit
+        ranked = self._rank(pool, question, depth)
         if not scanned and ranked.confidence < LOW_CONFIDENCE and self._is_small(scope, known.entries):
-            ranked, scanned = self._rank(self._scan(question, scope), question, limit), True
+            ranked, scanned = self._rank(self._scan(question, scope), question, depth), True
+        hits, sure = self._reranked(ranked.hits, query, scope.tenant, missing)[:limit], ranked.confidence
         told = tuple(dict.fromkeys(missing))
-        hits, sure = ranked.hits[:limit], ranked.confidence
         return Found(hits, sure, told, scanned, asked.kind, evidence, ranked.signs, ranked.measured)
 
     # ----------------------------------------------------------------------------------------------- the question
@@ -303,6 +311,24 @@ class Retriever:
         signs = signs_of(question.text, question.own, question.unknown, question.named, ranking, best)
         measured = self._model == FITTED_MODEL and not np.isnan(dense[order[:BEST]]).any()
         return _Ranked(hits, signs, confidence(signs) if order else 0.0, measured)
+
+    def _reranked(self, hits: tuple[Hit, ...], query: str, tenant: str, missing: list[str]) -> tuple[Hit, ...]:
+        """The best hits in the cross-encoder's order, then the others. Scores stay those of the first stage, handed
+        out anew, so that all hits are on one scale."""
+        if self._reranker is None or len(hits) < 2:
+            return hits
+        if self._reranker.remote and not self._locality.may_ask(tenant):
+            missing.append("The re-ranker is on another machine, and what is searched stays on this one.")
+            return hits
+        read = hits[: self._reranker.most]
+        try:
+            scores = self._reranker.scores(query, [hit.text for hit in read])
+        except NoAnswer as why:
+            missing.append(f"The re-ranker wasn't waited for: {why}.")
+            return hits
+        order = sorted(range(len(read)), key=lambda at: -scores[at])
+        again = tuple(replace(read[at], score=hit.score) for at, hit in zip(order, read, strict=True))
+        return again + hits[len(read) :]
 
     def _evidence(self, members: Sequence[Member]) -> tuple[Hit, ...]:
         """The set of a question that the best hits can't answer; its hits have no score."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -293,19 +294,24 @@ def test_the_log_says_where_a_parser_failed_and_nothing_of_the_document(
 
 
 def test_parser_starts_fast(tmp_path: Path) -> None:
-    """Against a bare interpreter in the same moment, so that a busy machine doesn't matter."""
+    """By CPU time against a bare interpreter's, so that neighbours don't matter: 3 to 4 times as much."""
     path = tmp_path / "notes.txt"
     path.write_text("hello world\n")
     ratios = []
     for _ in range(3):
-        start = time.perf_counter()
+        start_s = children_s()
         subprocess.run([sys.executable, "-c", "import json, ctypes, subprocess, hashlib"], check=True)
-        bare = time.perf_counter() - start
-        start = time.perf_counter()
+        bare_s = children_s() - start_s
         frames = list(sandbox.Parsers().run(job(path)))
-        ratios.append((time.perf_counter() - start) / bare)
+        ratios.append((children_s() - start_s - bare_s) / bare_s)
         assert len(frames) == 3
-    assert min(ratios) < 4
+    assert min(ratios) < 8
+
+
+def children_s() -> float:
+    """CPU time of this process's children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_the_next_parser_costs_less_than_an_interpreter(tmp_path: Path) -> None:

@@ -1,33 +1,25 @@
 """Embeddings from any server that speaks OpenAI's `POST /embeddings`.
 
-Knows HTTP and the wire format, with the standard library: calls come from threads, a few a second. The prefixes
-that E5 models need are set per model, because a server can't be asked for them.
+Knows the wire format. The prefixes that E5 models need are set per model, because a server can't be asked for them.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import http.client
-import ipaddress
 import json
-import socket
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
-from perilune.errors import ConfigError
 from perilune.memory.embed.process import PASSAGES_S, QUERY_S, unavailable
 from perilune.memory.embed.protocol import Role
+from perilune.memory.model_server import ModelServer, NoAnswer
 from perilune.memory.vectors.protocol import Vector
 
 _BATCH = 64
-_CONNECT_S = 5.0
-_MAX_ANSWER_BYTES = 64 * 1024**2
 
 
 class RemoteEmbedder:
@@ -45,22 +37,12 @@ class RemoteEmbedder:
         prefixes: tuple[str, str] = ("", ""),
         query_s: float = QUERY_S,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                f"{url!r} is no URL of an embeddings server.",
-                hint="Give one like http://host:8000/v1.",
-                param="memory.embedder",
-            )
-        self._parts = parts
+        self._server = ModelServer(url, key=key, what="an embeddings server", param="memory.embedder")
         self._model = model
-        self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._prefixes: dict[Role, str] = {"query": prefixes[0], "passage": prefixes[1]}
         self._query_s = query_s
         self._width: int | None = None
         self._lock = threading.Lock()
-        self._open: set[http.client.HTTPConnection] = set()
-        self._closed = False
 
     @property
     def model(self) -> str:
@@ -75,12 +57,7 @@ class RemoteEmbedder:
 
     @property
     def remote(self) -> bool:
-        """A server on a loopback address is on this machine."""
-        host = self._parts.hostname or ""
-        try:
-            return not ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host != "localhost"
+        return self._server.remote
 
     @property
     def languages(self) -> frozenset[str] | None:
@@ -108,33 +85,14 @@ class RemoteEmbedder:
 
     def close(self) -> None:
         """End the calls under way; their callers get an error at once."""
-        self._closed = True
-        for connection in list(self._open):
-            if connection.sock is not None:
-                with suppress(OSError):  # the other side was faster
-                    connection.sock.shutdown(socket.SHUT_RDWR)
+        self._server.close()
 
     def _ask(self, texts: list[str], patience_s: float) -> Vector:
-        secure = self._parts.scheme == "https"
-        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = connect(self._parts.hostname or "", self._parts.port, timeout=min(patience_s, _CONNECT_S))
-        body = json.dumps({"model": self._model, "input": texts, "encoding_format": "float"})
-        self._open.add(connection)
+        payload = {"model": self._model, "input": texts, "encoding_format": "float"}
         try:
-            if self._closed:
-                raise unavailable("it is closed")
-            connection.connect()
-            connection.sock.settimeout(patience_s)
-            connection.request("POST", f"{self._parts.path.rstrip('/')}/embeddings", body, self._headers)
-            response = connection.getresponse()
-            data = response.read(_MAX_ANSWER_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise unavailable(f"{self._parts.hostname} did not answer ({type(error).__name__})") from None
-        finally:
-            self._open.discard(connection)
-            connection.close()
-        if response.status != http.client.OK:
-            raise unavailable(f"{self._parts.hostname} answered with status {response.status}")
+            data = self._server.post("embeddings", payload, patience_s)
+        except NoAnswer as why:
+            raise unavailable(str(why)) from None
         return _vectors(data, len(texts))
 
 
@@ -143,7 +101,7 @@ def _vectors(data: bytes, count: int) -> Vector:
     try:
         items = sorted(json.loads(data)["data"], key=lambda item: int(item["index"]))
         found = np.array([_numbers(item["embedding"]) for item in items], np.float32)
-    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
         raise unavailable(f"the server's answer can't be read ({type(error).__name__})") from None
     if found.ndim != 2 or len(found) != count or not np.isfinite(found).all():
         raise unavailable("the server's answer holds something else than one vector a text")

@@ -31,12 +31,12 @@ MAY_CONNECT = {
     "cli/remote.py": "asks a perilune server of this home",
     "cli/client.py": "finds that server",
     "runtime/hub/sources.py": "downloads models; sends names only",
-    "memory/embed/remote.py": "an embeddings server the administrator names",
+    "memory/model_server.py": "an embeddings or re-ranking server the administrator names",
 }
 MAY_OPEN_SOCKETS = {
     "api/app.py",
     "cli/ports.py",
-    "memory/embed/remote.py",
+    "memory/model_server.py",
     "memory/ingest/sandbox.py",
     "memory/ingest/starter.py",
 }
