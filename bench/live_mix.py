@@ -83,21 +83,21 @@ def paced(seed: int, seconds: float, prefill_tokens_per_s: float) -> list[TraceR
 def prefill_rate() -> float:
     """Prompt tokens a second of a server that has documents to read, and nothing else."""
     asked = [TraceRequest(0.0, PROBE_TOKENS, 1, ServiceClass.P1_DOCUMENT, deadline_s=60.0)] * PROBES
-    found = live("fcfs", asked)
+    found = live("fcfs", asked, drain_s=60.0)
     if any(each.status != 200 or each.total_s is None for each in found):
         raise RuntimeError(f"The server didn't answer the probes: {[each.status for each in found]}.")
     return PROBES * PROBE_TOKENS / max(each.total_s or 0.0 for each in found)
 
 
-def live(policy: str, requests: Sequence[TraceRequest]) -> list[Replayed]:
-    """The requests on a fresh server."""
+def live(policy: str, requests: Sequence[TraceRequest], drain_s: float = _DRAIN_S) -> list[Replayed]:
+    """The requests on a fresh server; what runs `drain_s` after the last one came is given up."""
     with tempfile.TemporaryDirectory(prefix="perilune-bench-") as folder:
         server = PeriluneServer(
             Path(folder) / "home", scheduler__policy=policy, memory__embedder="off", server__max_queue=1000
         )
         server.start()
         try:
-            target = Target(f"http://{HOST}:{server.port}/v1", server.model_id(), drain_s=_DRAIN_S)
+            target = Target(f"http://{HOST}:{server.port}/v1", server.model_id(), drain_s=drain_s)
             warm = [TraceRequest(0.0, 200, 4, deadline_s=60.0)]
             asyncio.run(replay(target, warm, 1))
             return asyncio.run(replay(target, requests, 1))
