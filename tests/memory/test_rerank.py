@@ -139,7 +139,8 @@ def test_a_late_one_is_skipped(memory: Memory, encoder: Encoder) -> None:
         found = asked(memory)
         assert time.monotonic() - start_s < 10
         assert texts(found) == order
-        assert found.missing == ("The re-ranker wasn't waited for: it took longer than 0.05 s.",)
+        assert len(found.missing) == 1
+        assert found.missing[0].startswith("The re-ranker wasn't waited for: ")  # its deadline, or the connection's
 
 
 @pytest.mark.parametrize(
