@@ -17,7 +17,7 @@ from .streams import FIRST_S, SILENCE_S, Lateness, Timed, long_prompt, requests_
 LONG_S = 480.0
 WORDS = 700
 STREAMS = 112
-APART_S = 0.1
+APART_S = 0.25
 
 
 @pytest.mark.soak
