@@ -26,7 +26,7 @@ RANK = {
     "cli": 5,
     "build": 5,
 }
-LEAVES = {"core", "config", "errors", "telemetry", "__init__", "__version__"}
+LEAVES = {"core", "config", "errors", "api_keys", "telemetry", "__init__", "__version__"}
 MAY_USE_OPS = {"service", "cli", "api", "build"}
 TORCH_FREE = [
     "perilune.core",

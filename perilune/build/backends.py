@@ -4,9 +4,9 @@ out of text on its way to them.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
+from perilune.api_keys import api_key
 from perilune.config import BackendSettings, Settings
 from perilune.errors import ConfigError
 from perilune.telemetry import Telemetry
@@ -103,13 +103,7 @@ def _address(given: BackendSettings, probe_s: float) -> Address:
     """Raises `ConfigError` for a key that isn't in the environment, and for a bad URL."""
     from perilune.service.backends.openai import Address
 
-    key = os.environ.get(given.key_env, "") if given.key_env else ""
-    if given.key_env and not key:
-        raise ConfigError(
-            f"Backend {given.name}: the environment variable {given.key_env} is not set.",
-            hint="Set it to the API key, or leave key_env out.",
-            param="backends",
-        )
+    key = api_key(given.key_env, whose=f"Backend {given.name}", param="backends")
     return Address(
         given.name,
         given.url,

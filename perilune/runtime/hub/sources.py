@@ -51,7 +51,7 @@ class Endpoints:
         return cls(
             huggingface=(values.get("HF_ENDPOINT") or HUGGINGFACE).rstrip("/"),
             modelscope=(values.get("MODELSCOPE_ENDPOINT") or MODELSCOPE).rstrip("/"),
-            token=values.get("HF_TOKEN") or None,
+            token=values.get("HF_TOKEN", "").strip() or None,
         )
 
 

@@ -237,7 +237,9 @@ def test_a_server_that_misbehaves(status: int, body: bytes) -> None:
         RemoteEmbedder(server.url, "x").embed(["a"], "query")
 
 
-@pytest.mark.parametrize("url", ["", "nanoe6", "ftp://x/v1", "http://"])
+@pytest.mark.parametrize(
+    "url", ["", "nanoe6", "ftp://x/v1", "http://", "http://x:port/v1", "http://x:99999/v1", "http://x:0/v1"]
+)
 def test_a_bad_url_is_a_clear_error(url: str) -> None:
     with pytest.raises(ConfigError, match="embeddings server"):
         RemoteEmbedder(url, "x")
